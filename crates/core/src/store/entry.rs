@@ -356,6 +356,13 @@ impl<W: Word> Cell<'_, W> {
         self.change(|state| is_fresh(state).then_some(State(state.0 & !FRESH))).ok();
     }
 
+    /// In a child of `fork`: who waits to load the entry, and for whom it was fetched, are threads of the parent's. As in
+    /// `let_go`, another entry may have the handle.
+    pub(super) fn forget_waiters(self) {
+        let stays = |state: State| state.place() == Place::Pool && state.stays();
+        self.change(|state| stays(state).then_some(State(state.0 & !STAYS))).ok();
+    }
+
     /// The walker looks at the entry: one in the pool becomes older, or, if it is old, is being written from
     /// now on; then its state before is returned. One of the codec `in_pool` is passed over.
     pub(super) fn begin_write(self, in_pool: Option<CodecId>) -> Option<State> {

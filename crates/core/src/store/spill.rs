@@ -886,6 +886,7 @@ impl<S: PageSource> Store<S> {
     }
 
     /// In a child of `fork`: what was done before is counted by its parent. What is stored, and where, stays counted.
+    /// Nobody waits for a unit.
     pub fn start_over(&self) {
         self.pool.reset_pages_compacted();
         let Some(spill) = &self.spill else { return };
@@ -912,7 +913,10 @@ impl<S: PageSource> Store<S> {
         let out = [completed, writes_ended, written, written_bytes, written_unit_bytes, returned];
         let [failed, back] = [[not_written, refused, failed], [read, read_unit_bytes, not_read]];
         out.into_iter().chain(failed).chain(back).for_each(|counter| counter.store(0, Relaxed));
-        spill.side.lock().fetched = 0;
+        let mut side = spill.side.lock();
+        side.fetched = 0;
+        // What the parent's threads waited for came last, before the fork.
+        side.fresh.clear(|handle| self.row(handle).cell().forget_waiters());
     }
 
     /// What is on the backing, and what went there and came back; zeros without a backing.

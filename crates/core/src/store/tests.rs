@@ -49,6 +49,7 @@ macro_rules! on_each_backing {
 on_each_backing! {
     all_of_a_store_goes_out_and_comes_back,
     a_child_counts_from_zero,
+    a_child_waits_for_no_unit,
     the_oldest_go_first,
     the_incompressible_go_first,
     the_chosen_go_whatever_their_age,
@@ -327,6 +328,24 @@ fn a_child_counts_from_zero<B: Breakable>() {
     assert_eq!((fixture.store.spill_stats(), fixture.store.completions()), (gauges, 0));
     fixture.check();
     assert!(fixture.store.spill_stats().read > 0, "from here on it counts");
+    fixture.end();
+}
+
+/// A regression: what a thread of the parent's waited to load at the fork stayed in the child's pool for ever. Goal: in a
+/// child it goes out as anything else does.
+fn a_child_waits_for_no_unit<B: Breakable>() {
+    let mut fixture = Fixture::<B>::new(unit(0));
+    fixture.store_all();
+    fixture.write_all_back();
+    let ticket = fixture.store.ticket(fixture.entries[1].as_ref().expect("it is stored"));
+    fixture.store.wait(ticket).expect("nothing fails");
+    assert_eq!(fixture.store.write_back_chosen(&[ticket]).started, 0, "it is wanted");
+    fixture.store.start_over();
+    let done = fixture.store.write_back_chosen(&[ticket]);
+    assert_eq!(done.started + done.written, 1, "{done:?}");
+    fixture.store.drain();
+    assert!(fixture.store.is_away(ticket));
+    fixture.check();
     fixture.end();
 }
 
