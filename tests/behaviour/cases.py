@@ -201,6 +201,8 @@ NOISE = [
     ("forks files", 32, "lz4", "64K"),
     ("forks busy_threads", 32, "lz4", "4K"),
     ("forks names", 32, "lz4", "16K"),
+    ("forks unmapped", 32, "lz4", "16K"),
+    ("forks replaced", 32, "lz4", "16K"),
     ("threads come_and_go", 32, "lz4", "64K"),
     ("threads identities", 32, "lz4", "64K"),
     ("threads nobody_forks", 32, "lz4", "64K"),

@@ -539,6 +539,64 @@ static void exec_chain(void) {
     CHECK(0);
 }
 
+/* Maps, fills and unmaps the memory that is on disk while another thread forks. */
+static void *comes_and_goes(void *argument) {
+    for (uint64_t seed = 1; !stop; seed++) {
+        size_t bytes = 2 * limit_bytes();
+        char *at = map_anonymous(bytes);
+        fill(at, bytes, seed);
+        CHECK(munmap(at, bytes) == 0);
+    }
+    return argument;
+}
+
+static void unmapped(void) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, comes_and_goes, NULL) == 0);
+    for (double until = now() + 10; now() < until;) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) _exit(0);
+        child_is_well(pid, "child of a thread whose memory goes");
+    }
+    stop = 1;
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
+/* Puts a file of the program's under all low numbers, and closes it, while another thread forks. */
+static void *puts_files(void *argument) {
+    int null = fcntl(1, F_DUPFD_CLOEXEC, 1000);
+    CHECK(null >= 1000);
+    while (!stop) {
+        for (int i = 3; i < 16; i++) CHECK(dup2(null, i) == i);
+        for (int i = 3; i < 16; i++) close(i);
+        usleep(2000);
+    }
+    return argument;
+}
+
+/* A child finds its bytes, or ends with zfolio's status: it could not read them. */
+static void replaced(void) {
+    ballast_make(&b, 2 * limit_bytes(), 1);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, puts_files, NULL) == 0);
+    for (double until = now() + 10; now() < until;) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            ballast_verify(&b, "child whose files were replaced");
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid);
+        CHECK(WIFEXITED(status), "status %#x", status);
+        CHECK(WEXITSTATUS(status) == 0 || (WEXITSTATUS(status) == 125 && getenv("ZFOLIO_LIMIT")), "status %#x", status);
+    }
+    stop = 1;
+    CHECK(pthread_join(thread, NULL) == 0);
+    ballast_verify(&b, "parent");
+}
+
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"verified", verified}, {"nested", nested}, {"threads", threads}, {"threads_exec", threads_exec},
@@ -551,6 +609,7 @@ int main(int count, char **arguments) {
         {"no_threads", no_threads}, {"no_userfaultfd", no_userfaultfd}, {"no_files", no_files},
         {"few_threads", few_threads}, {"busy_threads", busy_threads}, {"streams", streams}, {"names", names},
         {"handlers", handlers}, {"modules", modules}, {"values", values},
+        {"unmapped", unmapped}, {"replaced", replaced},
     };
     return CHOOSE(cases);
 }

@@ -27,7 +27,7 @@ use crate::engine::Engine;
 use crate::folio::{Folio, Geometry, Table};
 use crate::mappings::event::Locked;
 use crate::rank;
-use crate::spill::{Lent, Place, Tries};
+use crate::spill::{Lent, Place, STILL_NS, Tries};
 
 /// While this lives, the engine moves nothing: see [`Engine::quiet`].
 #[derive(Debug)]
@@ -83,7 +83,21 @@ impl Engine {
     /// Brings every staged folio back, so that the staging area is empty when a child is made. From
     /// here to [`quiet`](Engine::quiet) nothing is captured: otherwise the faults of other threads
     /// would have folios staged again and again.
+    ///
+    /// A disk may take long to answer, or stall, while others are well. Then everybody goes on for as long as has been
+    /// waited in vain, and the next try takes twice as long: else threads that fault all the time would put the fork off
+    /// for ever where each request takes long.
     pub fn settle_for_fork(&self) {
+        let mut patience_ns = STILL_NS;
+        while !self.settle(patience_ns) {
+            self.work.settling.store(false, Relaxed);
+            self.look_at_backing_for(patience_ns);
+            patience_ns *= 2;
+        }
+    }
+
+    /// One try. False: the backing has ended nothing for so long, and is still at work.
+    fn settle(&self, patience_ns: u64) -> bool {
         self.keep_still();
         self.work.settling.store(true, Relaxed);
         // A thread that captures holds the table for reading. Once the table was held for writing,
@@ -96,7 +110,7 @@ impl Engine {
             }
         }
         drop(table);
-        self.drain_backing();
+        self.drain_backing(patience_ns)
     }
 
     /// For the thread that forks, after [`settle_for_fork`](Engine::settle_for_fork): opens the files that the child

@@ -25,7 +25,8 @@
 //! - `SPILL-3` While a change of a mapping waits for units, nothing is written back, so that they stay in the pool;
 //!   unless the pool has no memory for a unit that was read.
 //! - `SPILL-4` From [`Engine::settle_for_fork`] to the fork no fault has anything fetched (`Later::Still`), so that
-//!   the backing comes to rest; but for `STILL_NS` at most, since the thread that forks may fault too.
+//!   the backing comes to rest; but once it has, for `STILL_NS` at most, since the thread that forks may fault too. While
+//!   it ends nothing, half of the time everybody goes on, so that one disk that stalls does not stop all others.
 //!
 //! # Cost
 //!
@@ -99,8 +100,8 @@ const LOOK_NS: u64 = 250_000_000;
 /// A pool stays in memory while it takes less than one part in so many of what passes the limit.
 const EXCESS_PART: i64 = 4;
 
-/// So long at most nothing is fetched for a thread that forks.
-const STILL_NS: u64 = 20_000_000;
+/// So long at most nothing is fetched for a thread that forks, unless the backing is slower.
+pub(crate) const STILL_NS: u64 = 20_000_000;
 
 /// The shortest and the longest time for which nothing is written back after the backing took nothing.
 const REST_NS_MIN: u64 = 2_000_000;
@@ -872,18 +873,39 @@ impl Engine {
         folio.backed.iter().filter(is_away).map(Units::one).collect()
     }
 
-    /// Waits until the backing has nothing to do: before a fork, which copies what is under way to nobody.
-    pub(crate) fn drain_backing(&self) {
+    /// Waits until the backing has nothing to do: before a fork, which copies what is under way to nobody. False: it has,
+    /// and has ended nothing for `patience_ns`.
+    pub(crate) fn drain_backing(&self, patience_ns: u64) -> bool {
+        let (mut ended, mut since_ns) = (self.store.completions(), self.now_ns());
         loop {
             self.keep_still();
-            let table = self.table.read();
-            self.poll_backing(&table);
-            let (in_flight, _) = self.store.in_flight();
-            drop(table);
-            if in_flight == 0 {
-                return;
+            if self.look_at_backing() == 0 {
+                return true;
+            }
+            let (before, now_ns) = (ended, self.now_ns());
+            ended = self.store.completions();
+            if ended != before {
+                since_ns = now_ns;
+            } else if now_ns - since_ns >= patience_ns {
+                return false;
             }
             self.pause_backing();
         }
+    }
+
+    /// Handles what the backing completes in a time.
+    pub(crate) fn look_at_backing_for(&self, time_ns: u64) {
+        let until_ns = self.now_ns() + time_ns;
+        while self.now_ns() < until_ns {
+            self.look_at_backing();
+            self.pause_backing();
+        }
+    }
+
+    /// Handles what the backing has completed. Returns how many requests it still has.
+    fn look_at_backing(&self) -> usize {
+        let table = self.table.read();
+        self.poll_backing(&table);
+        self.store.in_flight().0
     }
 }

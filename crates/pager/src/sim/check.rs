@@ -274,7 +274,7 @@ impl World {
     pub(super) fn check_empty(&self) {
         let engine = &self.engine;
         let figures = engine.figures();
-        engine.drain_backing();
+        assert!(engine.drain_backing(u64::MAX), "it waits for ever");
         engine.sample();
         if let Some(disk) = &self.disk {
             assert_eq!(disk.contents(), (0, 0), "the disk keeps something for nobody");

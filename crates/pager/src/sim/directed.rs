@@ -12,7 +12,7 @@ use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_sys::Errno;
 
 use super::schedule::{self, Body};
-use super::settings::Settings;
+use super::settings::{Settings, Spill};
 use super::space::Halt;
 use super::world::World;
 use crate::mappings::event::is_change;
@@ -414,6 +414,46 @@ fn what_is_mapped_in_a_hole_is_not_captured() {
         stage.read(OLD);
     };
     play_with(Settings { unit, ..Settings::directed() }, first, |_| ());
+}
+
+/// A regression: while a fork waited for one disk that stalled, nobody could read from another. Goal: a fault on what
+/// another disk has is served before the fork. Method: the request under way takes 2 s, and later ones do not.
+#[test]
+fn a_fork_that_waits_for_a_disk_does_not_keep_others_waiting() {
+    const STALL_NS: u64 = 2_000_000_000;
+    let is_settled = AtomicBool::new(false);
+    let first = |stage: &Stage| {
+        let engine = &stage.world.engine;
+        stage.map_and_store(&OLD, &OLD);
+        let (start, end) = stage.addresses(&OLD);
+        let table = engine.table.read();
+        let folios = || table.known_folios(start, end);
+        let copies = folios().flat_map(|(_, lock)| {
+            let folio = lock.lock();
+            let ticket = |index| folio.copy_of(index).map(|copy| engine.store.ticket(copy));
+            engine.geometry().all().iter().filter_map(ticket).collect::<Vec<_>>()
+        });
+        let tickets: Vec<_> = copies.collect();
+        engine.store.write_back_chosen(&tickets);
+        engine.store.drain();
+        assert!(tickets.iter().all(|ticket| engine.store.is_away(*ticket)));
+        engine.store.fetch([tickets[0]], |_| false);
+        engine.store.poll();
+        stage.world.disk.iter().for_each(|disk| disk.delay(STALL_NS));
+        drop(table);
+        let began_ns = stage.world.schedule.now_ns();
+        stage.serves.store(true, Relaxed);
+        engine.settle_for_fork();
+        is_settled.store(true, Relaxed);
+        assert!(stage.world.schedule.now_ns() - began_ns >= STALL_NS);
+        assert!(engine.quiet(crate::spill::Lent::default()).is_some());
+    };
+    let other = |stage: &Stage| {
+        stage.until(|| stage.world.engine.work.settling.load(Relaxed));
+        stage.read(OLD.end - 1..OLD.end);
+        assert!(!is_settled.load(Relaxed), "it has waited for the fork");
+    };
+    play_with(Settings { spill: Some(Spill::good(false)), ..Settings::directed() }, first, other);
 }
 
 const _: () = assert!(PAGE_BYTES == 4096, "the folios above are of 16 pages");

@@ -47,6 +47,9 @@ pub(super) trait Below: std::fmt::Debug + Send + Sync {
 
     /// A child is made just now.
     fn share(&self) {}
+
+    /// What is under way takes so much longer.
+    fn delay(&self, _ns: u64) {}
 }
 
 #[derive(Debug)]
@@ -158,6 +161,10 @@ impl Below for Disk {
 
     fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
+    }
+
+    fn delay(&self, ns: u64) {
+        self.lock().pending.iter_mut().for_each(|pending| pending.due_ns += ns);
     }
 }
 

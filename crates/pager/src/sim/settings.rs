@@ -30,7 +30,7 @@ pub(super) enum Storm {
 
 impl Spill {
     /// One that takes all that a program writes.
-    fn good(areas: bool) -> Spill {
+    pub(super) fn good(areas: bool) -> Spill {
         let (pool, budget) = (PoolLimit::default(), WriteBudget::default());
         Spill { bytes_max: 64 << 20, refuses: 0, outages: 0, pool, budget, areas }
     }
