@@ -188,16 +188,22 @@ impl<S: PageSource> Store<S> {
 
     /// Whether `entry` is a good copy of a unit, which was hashed.
     fn is_copy(&self, entry: &EntryId, unit: &Outgoing<'_>) -> bool {
+        let is_copy = self.has_good(entry, unit.checksum, unit.bytes.len());
+        if is_copy && self.is_walked() {
+            self.row(entry.0).cell().protect();
+        }
+        is_copy
+    }
+
+    /// Whether an entry is the unit with this checksum, and can be read as far as is known: a unit whose copy is bad is
+    /// stored anew, though it is the same.
+    fn has_good(&self, entry: &EntryId, checksum: Checksum, unit_bytes: usize) -> bool {
         let row = self.row(entry.0);
         let state = row.cell().load();
         // Same-filled units of two sizes may have one checksum.
-        let is_copy = row.checksum(state) == unit.checksum
-            && self.codec(state.codec()).unit().bytes() == unit.bytes.len()
-            && !state.has_failed();
-        if is_copy && self.is_walked() {
-            row.cell().protect();
-        }
-        is_copy
+        row.checksum(state) == checksum
+            && self.codec(state.codec()).unit().bytes() == unit_bytes
+            && !state.is_in_doubt()
     }
 
     /// Stores each of the `units` that is not the same as the copy that it came from, compressed with
@@ -395,13 +401,17 @@ impl<S: PageSource> Store<S> {
         seen
     }
 
-    /// Loads a unit again that came out wrong: a device may be at fault, and not what is stored.
+    /// Loads a unit again that came out wrong: a device may be at fault, and not what is stored. If it is what is stored,
+    /// the entry is noted as lost.
     #[cold]
     fn load_by_software(&self, cpu: usize, unit: &mut Incoming<'_>) {
         if let Found::Packed(codec, pin) = self.find(unit) {
             let is_decoded = self.codec(codec).unpack_by_software(cpu, &pin, unit.bytes);
             drop(pin);
             self.verify(unit, is_decoded);
+            if let (Loaded::Lost(_), Some(entry)) = (unit.outcome, unit.entry) {
+                self.row(entry.0).cell().spoil();
+            }
         }
     }
 
@@ -424,6 +434,9 @@ impl<S: PageSource> Store<S> {
                 Some(pin) if state.is_raw() => {
                     unit.bytes.copy_from_slice(&pin);
                     self.verify(unit, true);
+                    if let Loaded::Lost(_) = unit.outcome {
+                        row.cell().spoil();
+                    }
                 }
                 Some(pin) => return Found::Packed(state.codec(), pin),
                 // It has just been written to the backing (ROW-3).
@@ -503,10 +516,10 @@ impl<S: PageSource> Store<S> {
         row.checksum(row.cell().load())
     }
 
-    /// Whether this is the unit of an entry.
+    /// Whether this is the unit of an entry, which can be read as far as is known: to store it again changes nothing.
     #[must_use]
     pub fn is_unit(&self, entry: &EntryId, bytes: &[u8]) -> bool {
-        self.checksum(entry) == self.key.checksum(bytes)
+        self.has_good(entry, self.key.checksum(bytes), bytes.len())
     }
 
     /// The word that an entry's unit repeats.

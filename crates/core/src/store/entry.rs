@@ -12,7 +12,7 @@
 //!          12        wanted: somebody waits to load it, so it stays in the pool until then
 //!          11        kept: the backing has the bytes too (`kept.rs`)
 //!          10..9     age: how many looks of the walker it is still protected from
-//!          8         failed: the backing said that it cannot be read
+//!          8         failed: it cannot be read: the backing said so, or the object in the pool is damaged
 //!          7         raw: the object is the unit as it is
 //!          6..3      codec: with which it was compressed, and so how long the unit is
 //!          2..0      place
@@ -167,7 +167,7 @@ impl State {
         self.0 & RAW != 0
     }
 
-    /// Whether the backing said that the entry cannot be read.
+    /// Whether the entry cannot be read: the backing said so, or what is in the pool is damaged.
     pub(super) fn has_failed(self) -> bool {
         self.0 & FAILED != 0
     }
@@ -175,6 +175,12 @@ impl State {
     /// Whether the last read failed, and another may succeed.
     pub(super) fn is_unread(self) -> bool {
         self.0 & UNREAD != 0
+    }
+
+    /// Whether the entry may not be handed out again: it cannot be read, could not be read last, or is being read, which
+    /// may fail. Whoever has its unit stores that anew.
+    pub(super) fn is_in_doubt(self) -> bool {
+        self.has_failed() || self.is_unread() || self.place() == Place::Reading
     }
 
     /// Whether its bytes have come since the last read that failed, and the pool had no room for them.
@@ -385,10 +391,22 @@ impl<W: Word> Cell<'_, W> {
         self.change(|state| is_at_both(state).then(|| state.at(Place::Writing))).is_ok()
     }
 
-    /// The write is done, and the slot says where the bytes are.
+    /// The write is done, and the slot says where the bytes are. Those of an entry that kept its location are as they
+    /// were, whatever has become of its object.
     pub(super) fn written(self) -> Result<(), Dead> {
-        let away = |state: State| State(state.at(Place::Backing).kept(false).0 & !STAYS);
+        let away = |state: State| {
+            let over = if state.is_kept() { STAYS | FAILED } else { STAYS };
+            State(state.at(Place::Backing).kept(false).0 & !over)
+        };
         self.complete(Place::Writing, away)
+    }
+
+    /// What is in the pool is not what was stored. An entry that has just left the pool is as good as what the backing
+    /// has.
+    #[cold]
+    pub(super) fn spoil(self) {
+        let is_here = |state: State| matches!(state.place(), Place::Pool | Place::Writing);
+        self.change(|state| is_here(state).then_some(State(state.0 | FAILED))).ok();
     }
 
     /// From now on the entry is in the pool only: its location is needed for another, or its owner wants none. False:

@@ -73,6 +73,36 @@ fn an_entry_that_was_loaded_is_passed_longer() {
     assert_eq!(row.cell().end().place(), Place::Backing);
 }
 
+/// Goal: an entry whose object was damaged is lost, also once it was written, unless the backing has what was stored.
+#[test]
+#[cfg(not(feature = "loom"))]
+fn a_damaged_object_spoils_no_good_copy() {
+    let words = row();
+    let row = Row(&words);
+    let cell = row.cell();
+    row.begin(Place::Pool, CodecId::FIRST, false, Key::new([3; 192]).checksum(&vec![1; 4097]));
+    let write = || {
+        assert!((1..10).any(|_| cell.begin_write(None).is_some()));
+        assert_eq!(cell.written(), Ok(()));
+        cell.load()
+    };
+    assert!(!write().is_in_doubt());
+    cell.spoil();
+    assert!(!cell.load().is_in_doubt(), "it has left the pool");
+    assert_eq!(cell.begin_read(true), Ok(()));
+    assert!(cell.load().is_in_doubt(), "the read may fail");
+    assert_eq!(cell.read(true), Ok(()));
+    cell.protect();
+    cell.spoil();
+    assert!(cell.load().has_failed());
+    assert!(!write().is_in_doubt(), "the backing has had it");
+    assert_eq!((cell.begin_read(true), cell.read(false)), (Ok(()), Ok(())));
+    cell.protect();
+    cell.spoil();
+    assert!(write().has_failed(), "what was damaged was written");
+    assert_eq!(cell.end().place(), Place::Backing);
+}
+
 #[test]
 #[cfg(not(feature = "loom"))]
 fn an_entry_that_ends_in_flight_is_dead() {

@@ -305,6 +305,27 @@ fn a_failing_backing_keeps_units_in_memory() {
     (10..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
 }
 
+/// Goal: a unit that the backing could not read is good again once it is overwritten, also with what it had been, while
+/// the backing still fails. The write succeeded, and left the unit where it cannot be read.
+#[test]
+fn an_unread_unit_can_be_written_again() {
+    let (disk, backing) = disk::<Faulty>(16, 16 << 20);
+    for at in 0..8 {
+        disk.write(0, at << 12, &bytes(at, PAGE)).unwrap();
+    }
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![0..=7])).units, 8);
+    backing.faults().fail.store(1000, Relaxed);
+    let lost = disk.read(0, 5 << 12, &mut [0; PAGE]).unwrap_err();
+    assert!(lost.is_transient(), "{lost}");
+    disk.write(0, 5 << 12, &bytes(5, PAGE)).unwrap();
+    assert!(read(&disk, 5) == bytes(5, PAGE));
+    // One that is there is not written again.
+    disk.write(0, 6 << 12, &bytes(6, PAGE)).unwrap();
+    assert_eq!(letters(&disk)[5..7], ["..h...", ".wh..."]);
+    backing.behave();
+    (0..8).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+}
+
 /// A backing that accepts everything and ends nothing.
 #[derive(Debug)]
 struct Stuck;
