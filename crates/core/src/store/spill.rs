@@ -810,32 +810,33 @@ impl<S: PageSource> Store<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unreadable`], with the checksum of what was stored.
+    /// [`Error::Unreadable`], with the checksum of what was stored. A backing that has the request and ends nothing for
+    /// `STUCK_PAUSES` pauses counts as one that failed for now; it may end the request later.
     pub fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         let Some(spill) = &self.spill else { return Ok(()) };
         let (mut turns, mut failed) = (0, 0);
-        let (mut refusals, mut completed) = (0, 0);
+        let (mut idle, mut completed) = (0, self.completions());
         loop {
             let mut side = spill.side.lock();
             self.complete(spill, &mut side, &mut WrittenBack::default());
             let row = self.row(ticket.handle);
             let state = row.cell().load();
             let is_same = row.checksum(state) == ticket.checksum;
+            let is_stuck = idle == STUCK_PAUSES;
             match state.place() {
                 Place::Backing if is_same => {
                     failed += usize::from(turns > 0 && state.is_unread());
-                    let is_stuck = turns == TURNS || refusals == STUCK_PAUSES;
-                    if state.has_failed() || failed == TRIES || is_stuck {
+                    let is_over = failed == TRIES || turns == TURNS || is_stuck;
+                    if state.has_failed() || is_over {
                         let (expected, is_transient) = (ticket.checksum, !state.has_failed());
                         return Err(Error::Unreadable { expected, is_transient });
                     }
-                    if self.request(spill, ticket.handle, true) {
-                        turns += 1;
-                    } else {
-                        let before = std::mem::replace(&mut completed, self.completions());
-                        refusals = if completed == before { refusals + 1 } else { 0 };
-                    }
+                    turns += usize::from(self.request(spill, ticket.handle, true));
                     spill.backing.flush();
+                }
+                Place::Reading if is_same && is_stuck => {
+                    let expected = ticket.checksum;
+                    return Err(Error::Unreadable { expected, is_transient: true });
                 }
                 Place::Reading if is_same => {}
                 // It is in the pool; or it has ended, whoever has the handle now.
@@ -843,6 +844,8 @@ impl<S: PageSource> Store<S> {
             }
             drop(side);
             spill.backing.pause();
+            let before = std::mem::replace(&mut completed, self.completions());
+            idle = if completed == before { idle + 1 } else { 0 };
         }
     }
 

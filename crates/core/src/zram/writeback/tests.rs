@@ -8,12 +8,12 @@ use super::{Chosen, Stop};
 use crate::budget::WriteBudget;
 use crate::store::backing::faulty::{Breakable, Faulty};
 use crate::store::backing::sealed::Sealed;
-use crate::store::backing::{Completion, Location, Request};
+use crate::store::backing::{Completion, Location, Operation, Request};
 use crate::store::{self, Backing};
 use crate::testing::{Random, seed};
 use crate::zcomp::Algorithm;
 use crate::zram::tests::zram;
-use crate::zram::{BdStat, Error, Recompression, What, Zram};
+use crate::zram::{BdStat, Error, Recompression, SaveError, What, Zram};
 use crate::zsmalloc::world::{World, bytes, unit};
 
 const PAGE: usize = 4096;
@@ -351,6 +351,44 @@ fn a_stuck_backing_hangs_nobody() {
     (0..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
     disk.halt();
     assert_eq!(disk.write_back(0, &Chosen::Huge).stop, Some(Stop::Halted));
+}
+
+/// A backing that ends writes, and no read.
+#[derive(Debug)]
+struct Mute(Faulty);
+
+impl Backing for Mute {
+    fn submit(&self, requests: &mut [Request<'_>]) {
+        let is_write =
+            |request: &&mut Request<'_>| matches!(request.operation, Operation::Write(_));
+        let writes = requests.iter_mut().filter(is_write);
+        writes.for_each(|write| self.0.submit(std::slice::from_mut(write)));
+    }
+    fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
+        self.0.poll(each);
+    }
+    fn discard(&self, location: Location, length: usize) {
+        self.0.discard(location, length);
+    }
+    fn pause(&self) {}
+}
+
+/// Goal: `WB-3` for reads that the backing has accepted: who reads such a unit, writes a part of it or saves the disk
+/// waited for ever. What is written whole is good again, and nobody waits for others.
+#[test]
+fn a_read_that_never_ends_hangs_nobody() {
+    let disk = disk_on(Box::new(Mute(Faulty::new(16 << 20))), 0, 16, "none");
+    (0..8).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![2..=4])).units, 3);
+    for _ in 0..2 {
+        let lost = disk.read(0, 2 << 12, &mut [0; 512]).unwrap_err();
+        assert!(lost.is_transient() && matches!(lost, Error::Lost { unit: 2, .. }), "{lost}");
+        assert!(disk.write(0, 3 << 12, &[1; 512]).is_err());
+    }
+    let unread = disk.save(0, &[], &mut Vec::new()).unwrap_err();
+    assert!(matches!(unread, SaveError::Unread { unit: 2, .. }), "{unread}");
+    (2..5).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    (0..8).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
 }
 
 /// Goal: what was not used for long is written back by itself, within the budget, and goes on when there is more.
