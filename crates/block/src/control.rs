@@ -24,7 +24,6 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
@@ -61,8 +60,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// What requests begin with that may take long. The text of `block_state` has a line for each unit.
 const LONG: [&str; 4] = ["write ", "save ", "stop", "read block_state"];
 
-/// The rank of the lock of those who ask for the end.
+/// The rank of the lock of those who ask for the end, and of that of the end.
 const RANK_ASKED: u8 = 1;
+const RANK_ENDING: u8 = 1;
 
 /// So long the end of a disk waits for the answers to requests that have arrived.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -175,8 +175,8 @@ struct Requests {
     stop: EventFd,
     /// `None`: nobody has asked since the last one was taken.
     asked: Mutex<RANK_ASKED, Option<Asked>>,
-    /// Whether no reset is accepted.
-    is_ending: AtomicBool,
+    /// Whether no reset is accepted. Held until a reset that was accepted is done.
+    is_ending: Mutex<RANK_ENDING, bool>,
 }
 
 /// Somebody has asked for the end of the disk. Dropping this says that it ends.
@@ -216,7 +216,7 @@ impl Control {
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
         let (addresses, guard, kept) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         let asked = Mutex::new(None);
-        let is_ending = AtomicBool::new(false);
+        let is_ending = Mutex::new(false);
         let requests = Requests { ram, addresses, guard, kept, stop, asked, is_ending };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
@@ -238,9 +238,10 @@ impl Control {
     }
 
     /// Says whether the disk is about to end: then no client may reset it, since it may be saved, and the kernel may
-    /// still write to it.
+    /// still write to it. Waits for a reset that is under way. To be called before the servers end: until then the guard
+    /// says whether the disk is in use.
     pub fn set_ending(&self, is_ending: bool) {
-        self.clients.protocol().is_ending.store(is_ending, Relaxed);
+        *self.clients.protocol().is_ending.lock() = is_ending;
     }
 
     /// Waits for a client that asks for the end, for so many milliseconds. The caller may go on, and call this again.
@@ -302,12 +303,10 @@ impl Requests {
         if let Some(path) = line.strip_prefix("save ") {
             return stream.write_all(self.save(Path::new(path)).as_bytes());
         }
-        let is_reset = line.starts_with("write reset ");
-        if is_reset && self.is_ending.load(Relaxed) {
-            return stream.write_all(b"refused the disk is about to end\n");
+        if let Some(value) = line.strip_prefix("write reset ") {
+            return stream.write_all(self.reset(value).as_bytes());
         }
-        let drops_contents = line.starts_with("stop") || is_reset;
-        if let Some(why) = self.guard.get().filter(|_| drops_contents).and_then(|guard| guard()) {
+        if let Some(why) = line.strip_prefix("stop").and_then(|_| self.forbidden()) {
             return stream.write_all(format!("refused {why}\n").as_bytes());
         }
         let mut words = line.splitn(3, ' ');
@@ -324,16 +323,23 @@ impl Requests {
             (Some("stop"), None) if name == "unsaved" => return self.end(stream, false),
             _ => return stream.write_all(b"refused not a request\n"),
         };
-        let reply = match done {
-            // In front of the value, which may be too large to be copied.
-            Ok(mut value) => {
-                value.insert_str(0, "ok\n");
-                value
-            }
-            Err(refusal @ Refusal::Failed { .. }) => format!("failed {refusal}\n"),
-            Err(refusal) => format!("refused {refusal}\n"),
-        };
-        stream.write_all(reply.as_bytes())
+        stream.write_all(reply(done).as_bytes())
+    }
+
+    /// Why the disk must not be ended or reset now.
+    fn forbidden(&self) -> Option<String> {
+        self.guard.get().and_then(|guard| guard())
+    }
+
+    /// Resets the disk, unless that is forbidden, and returns the reply.
+    fn reset(&self, value: &str) -> String {
+        // Else the end could begin between this look and the reset, and save a part of what is dropped.
+        let is_ending = self.is_ending.lock();
+        let ends = is_ending.then(|| "the disk is about to end".to_owned());
+        match ends.or_else(|| self.forbidden()) {
+            Some(why) => format!("refused {why}\n"),
+            None => reply(attributes::write(&self.ram, "reset", value).map(|()| String::new())),
+        }
     }
 
     /// Has the disk end, and answers.
@@ -365,6 +371,19 @@ impl Requests {
             Err(error) if error.is_about_the_name() => format!("refused {error}\n"),
             Err(error) => format!("failed {error}\n"),
         }
+    }
+}
+
+/// The reply to a request for an attribute.
+fn reply(done: Result<String, Refusal>) -> String {
+    match done {
+        // In front of the value, which may be too large to be copied.
+        Ok(mut value) => {
+            value.insert_str(0, "ok\n");
+            value
+        }
+        Err(refusal @ Refusal::Failed { .. }) => format!("failed {refusal}\n"),
+        Err(refusal) => format!("refused {refusal}\n"),
     }
 }
 
@@ -501,6 +520,42 @@ mod tests {
         assert_eq!(ask(&path, "write reset 1").unwrap(), Answer::Done(String::new()));
         assert_eq!(ask(&path, "stop").unwrap(), Answer::Done(String::new()));
         assert!(control.stop_within(1000).is_some());
+    }
+
+    /// Goal: the end of a disk waits for a reset that has begun, also for one that only looks yet whether it may: a save
+    /// beside a reset had some units and not others, and once the servers end nothing says that the disk is in use.
+    /// Method: a guard that takes its time.
+    #[test]
+    fn the_end_waits_for_a_reset_under_way() {
+        let path = path("reset");
+        let disk = Arc::new(ram(1 << 20, &["lz4"]));
+        disk.write(0, &[1; 8192]).unwrap();
+        let control = Control::start(&path, Arc::clone(&disk)).unwrap();
+        let (looks, begins) = std::sync::mpsc::channel();
+        let (say, may) = std::sync::mpsc::channel();
+        let may = zfolio_core::sync::Mutex::<9, _>::new(may);
+        control.set_guard(Box::new(move || {
+            looks.send(()).unwrap();
+            may.lock().recv().unwrap()
+        }));
+        let has_ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reset = scope.spawn(|| ask(&path, "write reset 1").unwrap());
+            begins.recv().unwrap();
+            let left = scope.spawn(|| {
+                control.set_ending(true);
+                has_ended.store(true, Relaxed);
+                disk.zram().mm_stat().orig_data_size
+            });
+            // Where nothing waits this is where it shows.
+            std::thread::sleep(Duration::from_millis(100));
+            let is_early = has_ended.load(Relaxed);
+            say.send(None).unwrap();
+            assert_eq!(reset.join().unwrap(), Answer::Done(String::new()));
+            assert_eq!((is_early, left.join().unwrap()), (false, 0));
+        });
+        let ends = Answer::Refused("the disk is about to end".to_owned());
+        assert_eq!(ask(&path, "write reset 1").unwrap(), ends);
     }
 
     /// Goal: one disk at one path; the socket of a dead one is replaced; a client that sends nothing keeps nobody
