@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use zfolio_core::sync::Mutex;
-use zfolio_core::zram::{FormatError, LoadError, Reader, SaveError, Saved};
+use zfolio_core::zram::{FormatError, LoadError, Reader, SaveError, Saved, Unread};
 use zfolio_sys::cpu;
 
 use crate::ram::Ram;
@@ -136,7 +136,7 @@ pub fn save(ram: &Ram, path: &Path, kept: Option<&Kept>) -> Result<Saved, Unsave
     match kept.filter(|kept| kept.path == path || kept.is_written_at(&partial)) {
         Some(kept) => kept.checkpoint(ram),
         // Clients go on: whoever continues from this file has not seen all that they write.
-        None => save_by(ram, &[], &path, &partial, &AtomicBool::new(false)),
+        None => save_by(ram, &[], Unread::Fails, &path, &partial, &AtomicBool::new(false)),
     }
 }
 
@@ -144,12 +144,13 @@ pub fn save(ram: &Ram, path: &Path, kept: Option<&Kept>) -> Result<Saved, Unsave
 fn save_by(
     ram: &Ram,
     notes: &[u8],
+    unread: Unread,
     path: &Path,
     partial: &Path,
     ends: &AtomicBool,
 ) -> Result<Saved, Unsaved> {
     let file = open_partial(partial)?;
-    let done = write(ram, notes, &file, path, partial, ends);
+    let done = write(ram, notes, unread, &file, path, partial, ends);
     // If only the directory could not be synced, the file has its name already, and another save may have this one.
     if done.is_err() && is_named(&file, partial) {
         // It is ours as long as the lock is held.
@@ -279,7 +280,7 @@ impl Kept {
         if self.ends.load(Relaxed) {
             return Err(Unsaved::Contents(SaveError::Halted));
         }
-        save_by(ram, &[], &self.path, &partial, &self.ends)
+        save_by(ram, &[], Unread::Fails, &self.path, &partial, &self.ends)
     }
 
     /// Saves the contents of the disk, which clients have left, and returns the file. No checkpoint comes afterwards,
@@ -291,13 +292,27 @@ impl Kept {
     ///
     /// See [`Unsaved`]. The file is what it was before, and nobody goes on from it unasked (`SAVE-1`).
     pub fn save(&self, ram: &Ram, notes: &[u8]) -> Result<(Saved, &Path), Unsaved> {
+        self.save_as(ram, notes, Unread::Fails)
+    }
+
+    /// The same for a disk that ends anyway: a unit that cannot be read now is saved as lost, and does not cost the
+    /// others.
+    ///
+    /// # Errors
+    ///
+    /// As [`Kept::save`].
+    pub fn save_last(&self, ram: &Ram, notes: &[u8]) -> Result<(Saved, &Path), Unsaved> {
+        self.save_as(ram, notes, Unread::IsLost)
+    }
+
+    fn save_as(&self, ram: &Ram, notes: &[u8], unread: Unread) -> Result<(Saved, &Path), Unsaved> {
         self.ends.store(true, Relaxed);
         let _alone = self.writes.lock();
         let ends = AtomicBool::new(false);
         let done = match self.is_written_at(&self.partial) {
-            true => write(ram, notes, &self.file, &self.path, &self.partial, &ends),
+            true => write(ram, notes, unread, &self.file, &self.path, &self.partial, &ends),
             // Somebody has removed it; or an earlier call has given it its name, and could not sync the directory.
-            false => save_by(ram, notes, &self.path, &self.partial, &ends),
+            false => save_by(ram, notes, unread, &self.path, &self.partial, &ends),
         };
         // The disk goes on, or ends all the same.
         self.ends.store(done.is_ok(), Relaxed);
@@ -404,6 +419,7 @@ fn is_named(file: &File, path: &Path) -> bool {
 fn write(
     ram: &Ram,
     notes: &[u8],
+    unread: Unread,
     mut file: &File,
     path: &Path,
     partial: &Path,
@@ -412,11 +428,12 @@ fn write(
     let system = |error| Unsaved::System(partial.to_owned(), error);
     file.rewind().map_err(system)?;
     let mut buffer = BufWriter::with_capacity(BUFFER_BYTES, Output { file, ends });
-    let saved =
-        ram.zram().save(cpu::current(), notes, &mut buffer).map_err(|error| match error {
+    let saved = ram.zram().save_as(cpu::current(), notes, unread, &mut buffer).map_err(
+        |error| match error {
             SaveError::Io(error) => system(error),
             error => Unsaved::Contents(error),
-        })?;
+        },
+    )?;
     buffer.flush().map_err(system)?;
     // What is there beyond was left by an earlier try.
     file.set_len(saved.bytes).and_then(|()| file.sync_all()).map_err(system)?;
@@ -474,12 +491,17 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::time::Duration;
 
+    use zfolio_core::budget::WriteBudget;
+    use zfolio_core::store::Backing;
+    use zfolio_core::store::backing::memory::Memory;
+    use zfolio_core::store::backing::{Completed, Completion, Failure, Location, Request};
     use zfolio_core::testing::{Random, seed};
+    use zfolio_core::zram::Chosen;
     use zfolio_workers::Accelerated;
 
-    use super::{Kept, NOTE, Unsaved, load, open, open_partial, save, save_by, write};
+    use super::{Kept, NOTE, Unread, Unsaved, load, open, open_partial, save, save_by, write};
     use crate::device::Device as _;
-    use crate::ram::{Config, Ram};
+    use crate::ram::{Config, Ram, Writeback};
     use crate::testing::ram;
 
     fn directory(name: &str) -> PathBuf {
@@ -664,6 +686,55 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
     }
 
+    /// A place that can be written and not read, as a disk with bad sectors.
+    #[derive(Debug)]
+    struct Unreadable(Memory);
+
+    impl Backing for Unreadable {
+        fn submit(&self, requests: &mut [Request<'_>]) {
+            self.0.submit(requests);
+        }
+        fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
+            self.0.poll(&mut |Completion { token, result }| {
+                let is_read = matches!(result, Ok(Completed::Read(_)));
+                let result = if is_read { Err(Failure::Transient) } else { result };
+                each(Completion { token, result });
+            });
+        }
+        fn discard(&self, location: Location, length: usize) {
+            self.0.discard(location, length);
+        }
+    }
+
+    /// Goal: one unit that cannot be read does not cost the others where there is no other save: a signal dropped all of
+    /// the disk. A save by command fails, as its disk stays.
+    #[test]
+    fn the_last_save_leaves_out_what_cannot_be_read() {
+        let directory = directory("unread");
+        let path = directory.join("disk");
+        let disk = ram(1 << 20, &["lz4"]).with_writeback(Writeback {
+            backing: Box::new(Unreadable(Memory::new(1 << 20))),
+            name: String::new(),
+            age_s: 0,
+            budget: WriteBudget::NONE,
+        });
+        let noise = Random::new(7).bytes(4 * 4096);
+        disk.write(0, &noise).unwrap();
+        assert_eq!(disk.zram().write_back(0, &Chosen::Indices(vec![2..=2])).units, 1);
+        let mut kept = Kept::take(&path).unwrap();
+        kept.note_served().unwrap();
+        assert!(matches!(kept.save(&disk, &[]), Err(Unsaved::Contents(_))) && !path.exists());
+        let (saved, _) = kept.save_last(&disk, &[]).unwrap();
+        assert_eq!((saved.units, saved.lost), (4, 1));
+        let (again, mut found) = (loaded(&path), vec![0; 4096]);
+        for at in [0, 4096, 3 * 4096] {
+            again.read(at as u64, &mut found).unwrap();
+            assert!(found == noise[at..at + 4096]);
+        }
+        drop(kept);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
     /// Goal: a disk of which a server could not start gives its file back as it was, but not if a client of another
     /// server has written.
     #[test]
@@ -697,7 +768,8 @@ mod tests {
         let before = fs::read(&path).unwrap();
         let mut first = Kept::take(&path).unwrap();
         first.note_served().unwrap();
-        let failed = write(&disk, &[], &first.file, &path, &partial, &AtomicBool::new(true));
+        let failed =
+            write(&disk, &[], Unread::Fails, &first.file, &path, &partial, &AtomicBool::new(true));
         assert!(matches!(failed, Err(Unsaved::System(..))), "{failed:?}");
         assert!(fs::metadata(&partial).unwrap().len() >= NOTE.len() as u64);
         assert!(matches!(Kept::take(&path), Err(Unsaved::Busy(_))));
@@ -706,7 +778,8 @@ mod tests {
         second.note_served().unwrap();
         disk.write(0, &[2; 512]).unwrap();
         assert!(matches!(first.save(&disk, &[]), Err(Unsaved::Busy(_))));
-        let late = write(&disk, &[], &first.file, &path, &partial, &AtomicBool::new(false));
+        let late =
+            write(&disk, &[], Unread::Fails, &first.file, &path, &partial, &AtomicBool::new(false));
         assert!(matches!(late, Err(Unsaved::Busy(_))), "{late:?}");
         assert_eq!(fs::read(&path).unwrap(), before);
         assert_eq!(fs::read(&partial).unwrap(), NOTE);
@@ -758,7 +831,7 @@ mod tests {
         // The last one comes while it is written.
         kept.ends.store(true, Relaxed);
         assert!(matches!(
-            save_by(&disk, &[], &path, &beside, &kept.ends),
+            save_by(&disk, &[], Unread::Fails, &path, &beside, &kept.ends),
             Err(Unsaved::System(..))
         ));
         assert!(matches!(save(&disk, &path, Some(&kept)), Err(Unsaved::Contents(_))));

@@ -91,7 +91,7 @@ pub use apart::{ApartStat, Joined};
 pub use recompress::{Recompressed, Recompression, Turn, What};
 #[cfg(any(test, fuzzing))]
 pub use save::script as save_script;
-pub use save::{FormatError, Header, LoadError, NOTES_BYTES_MAX, Reader, SaveError, Saved};
+pub use save::{FormatError, Header, LoadError, NOTES_BYTES_MAX, Reader, SaveError, Saved, Unread};
 pub use stat::{BdStat, IoStat, MmStat};
 pub use writeback::{
     Chosen, OldTurn, Stop, WRITEBACK_BATCH_DEFAULT, WRITEBACK_BATCH_MAX, WritebackStat, WroteBack,

@@ -235,7 +235,12 @@ impl Life<'_> {
             let kept = self.kept.filter(|_| is_saved && self.has_left(kernel));
             let data = size::display(ram.zram().mm_stat().orig_data_size);
             let Some(kept) = kept else { return Ok(format!("{data} of contents are dropped")) };
-            let error = match kept.save(ram, notes) {
+            // A command may come again, a signal ends the disk.
+            let saved = match asked {
+                Some(_) => kept.save(ram, notes),
+                None => kept.save_last(ram, notes),
+            };
+            let error = match saved {
                 Ok((done, path)) => {
                     let lost = saved::lost_units(done.lost).map(|line| format!("; {line}"));
                     let (path, lost) = (path.display(), lost.unwrap_or_default());

@@ -3,7 +3,9 @@
 //! Units are in the file as they are stored, compressed, wherever they are: those on the backing are fetched for that,
 //! some at a time. Each is decompressed and compared with its checksum before it is saved, and again when it is loaded:
 //! so a disk that was saved can be loaded, and what is loaded is what clients had written (`ZRAM-1`). A unit that is
-//! lost is noted as such, and cannot be read from the loaded disk either: one bad unit does not cost the others.
+//! lost is noted as such, and cannot be read from the loaded disk either: one bad unit does not cost the others. One that
+//! cannot be read now is noted so too by the last save of a disk that ends anyway ([`Unread::IsLost`]); any other save
+//! fails.
 //!
 //! Clients go on meanwhile. The file has each unit as it was at some moment between begin and end of the save; what was
 //! written before the begin, and not since, is as it was written. It is no snapshot: of two writes during the save it
@@ -32,6 +34,15 @@ use format::{Record, Writer};
 
 /// Units that are looked at together, so that those on the backing are fetched together.
 const UNITS_AT_ONCE: usize = 256;
+
+/// What a save does with a unit that cannot be read now, and perhaps later. One that is lost is noted as lost anyway.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unread {
+    /// The save fails: another one may succeed.
+    Fails,
+    /// The unit is noted as lost: there is no other save, and the other units need not be lost too.
+    IsLost,
+}
 
 /// Why a disk is not saved.
 #[derive(Debug)]
@@ -133,6 +144,25 @@ impl<S: PageSource> Zram<S> {
     ///
     /// If there are more than [`NOTES_BYTES_MAX`] bytes of notes.
     pub fn save(&self, cpu: usize, notes: &[u8], to: &mut dyn Write) -> Result<Saved, SaveError> {
+        self.save_as(cpu, notes, Unread::Fails, to)
+    }
+
+    /// The same; `unread` says what becomes of units that cannot be read now.
+    ///
+    /// # Errors
+    ///
+    /// As [`Zram::save`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Zram::save`].
+    pub fn save_as(
+        &self,
+        cpu: usize,
+        notes: &[u8],
+        unread: Unread,
+        to: &mut dyn Write,
+    ) -> Result<Saved, SaveError> {
         let params = |codec: &Zcomp| codec.params().cloned().ok_or(SaveError::Algorithm);
         let algorithms: Vec<Params> = self.codecs().map(params).collect::<Result<_, _>>()?;
         let key = self.store.key().clone();
@@ -144,21 +174,23 @@ impl<S: PageSource> Zram<S> {
         let mut scratch = vec![0; self.unit.bytes()];
         let mut all = self.table.slots(0, units.min(UNITS_MAX));
         let at_once = (4 * FETCH_BYTES / self.unit.bytes()).clamp(1, UNITS_AT_ONCE);
-        let mut saved = Saved::default();
+        let (mut saved, mut stuck_at) = (Saved::default(), None);
         loop {
             let some: Vec<(u64, &SlotLock)> = all.by_ref().take(at_once).collect();
             if some.is_empty() {
                 break;
             }
             let away = |(_, lock): &(u64, &SlotLock)| self.away(&lock.lock());
-            self.store.fetch(some.iter().filter_map(away), |_| true);
+            // Whoever notes one waits for it. If that fails, the others need not stay in memory.
+            self.store.fetch(some.iter().filter_map(away), |_| false);
             for (unit, lock) in some {
                 if self.is_halted.load(Relaxed) {
                     return Err(SaveError::Halted);
                 }
-                let noted = self.save_unit(cpu, unit, lock, &mut scratch, &mut writer);
+                let mut wait = |ticket| self.await_saved(ticket, &mut stuck_at);
+                let noted = self.save_unit(cpu, unit, lock, &mut scratch, &mut writer, &mut wait);
                 let noted = noted.or_else(|error| {
-                    if error.is_transient() {
+                    if error.is_transient() && unread == Unread::Fails {
                         return Err(SaveError::Unread { unit, error });
                     }
                     saved.lost += 1;
@@ -176,6 +208,21 @@ impl<S: PageSource> Zram<S> {
         Ok(saved)
     }
 
+    /// Waits for a unit. After one such wait for a backing that ends nothing there is no other until it has ended
+    /// something: else each unit that is there would take as long. `stuck_at`: how much it had ended by then.
+    fn await_saved(&self, ticket: Ticket, stuck_at: &mut Option<u64>) -> Result<(), store::Error> {
+        self.store.poll();
+        let before = self.store.completions();
+        if *stuck_at == Some(before) {
+            let expected = ticket.checksum();
+            return Err(store::Error::Unreadable { expected, is_transient: true });
+        }
+        self.store.wait(ticket).inspect_err(|error| {
+            let is_stuck = error.is_transient() && self.store.completions() == before;
+            *stuck_at = is_stuck.then_some(before);
+        })
+    }
+
     /// Notes a unit as it is now. False: it has no entry.
     fn save_unit(
         &self,
@@ -184,6 +231,7 @@ impl<S: PageSource> Zram<S> {
         lock: &SlotLock,
         scratch: &mut [u8],
         writer: &mut Writer<'_>,
+        wait: &mut dyn FnMut(Ticket) -> Result<(), store::Error>,
     ) -> Result<bool, store::Error> {
         loop {
             let mut slot = lock.lock();
@@ -192,7 +240,7 @@ impl<S: PageSource> Zram<S> {
                 let away = self.read_apart(cpu, unit, &slot, whole, scratch)?;
                 if let Some(ticket) = away {
                     drop(slot);
-                    self.store.wait(ticket)?;
+                    wait(ticket)?;
                     continue;
                 }
                 // A unit whose copy was away takes more memory than its pages did.
@@ -232,7 +280,7 @@ impl<S: PageSource> Zram<S> {
                 Loaded::Pending => unreachable!("a load says what became of each unit"),
             };
             drop(slot);
-            self.store.wait(ticket)?;
+            wait(ticket)?;
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::format::{Error, reseal};
 use super::script::{load, play};
-use super::{LoadError, NOTES_BYTES_MAX, Reader, SaveError};
+use super::{LoadError, NOTES_BYTES_MAX, Reader, SaveError, Unread};
 use crate::budget::WriteBudget;
 use crate::store::Key;
 use crate::store::backing::faulty::{Breakable, Faulty};
@@ -371,6 +371,24 @@ fn what_has_left_makes_room_for_a_load() {
     assert!(contents(&loaded) == contents(&saved_disk));
 }
 
+/// Goal: what a save that failed had fetched goes back to where it was. Up to 1 MiB stayed in memory until somebody read
+/// it, since the save had said that it waits for each.
+#[test]
+fn what_a_failed_save_has_fetched_goes_back() {
+    let disk = disk(0, 1000, &["lz4"]);
+    let disk = disk.with_backing(Box::new(Sealed::new(64 << 20)), WriteBudget::NONE);
+    (0..600).for_each(|at| disk.write(0, at << 12, &bytes(at, 4096)).unwrap());
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![0..=599])).units, 600);
+    let written = disk.bd_stat().bd_writes;
+    assert!(disk.save(0, &[], &mut Short(5000)).is_err());
+    // What was fetched lately stays for two walks that find nothing else.
+    for _ in 0..4 {
+        disk.write_back(0, &Chosen::Indices(vec![0..=599]));
+    }
+    let away = disk.store.spill_stats().units;
+    assert_eq!((away, disk.bd_stat().bd_writes), (600, written), "units that are away");
+}
+
 /// A disk of which unit 3 was lost when it was saved: only that cannot be read, also after another save and load; once
 /// the contents that were lost are written again, it is what it was.
 fn lost_units_stay_lost(partial: &[u8], whole: &[u8]) {
@@ -441,6 +459,10 @@ fn failures_are_told() {
     faults.fail.store(100, Relaxed);
     let unread = before.save(0, &[], &mut Vec::new()).unwrap_err();
     assert!(matches!(unread, SaveError::Unread { unit: 3, .. }), "{unread}");
+    // Nor later, as far as this save can know: the others are saved.
+    let mut last = Vec::new();
+    assert_eq!(before.save_as(0, &[], Unread::IsLost, &mut last).unwrap().lost, 1);
+    assert_eq!(last, partial);
     backing.behave();
     assert!(saved(&before) == file);
     before.halt();

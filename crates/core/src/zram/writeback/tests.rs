@@ -2,7 +2,7 @@
 //! of single requests; here are threads, limits, damage and figures.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use super::{Chosen, Stop};
 use crate::budget::WriteBudget;
@@ -13,7 +13,7 @@ use crate::store::{self, Backing};
 use crate::testing::{Random, seed};
 use crate::zcomp::Algorithm;
 use crate::zram::tests::zram;
-use crate::zram::{BdStat, Error, Recompression, SaveError, What, Zram};
+use crate::zram::{BdStat, Error, Recompression, SaveError, Unread, What, Zram};
 use crate::zsmalloc::world::{World, bytes, unit};
 
 const PAGE: usize = 4096;
@@ -355,7 +355,7 @@ fn a_stuck_backing_hangs_nobody() {
 
 /// A backing that ends writes, and no read.
 #[derive(Debug)]
-struct Mute(Faulty);
+struct Mute(Faulty, Arc<AtomicU32>);
 
 impl Backing for Mute {
     fn submit(&self, requests: &mut [Request<'_>]) {
@@ -370,14 +370,18 @@ impl Backing for Mute {
     fn discard(&self, location: Location, length: usize) {
         self.0.discard(location, length);
     }
-    fn pause(&self) {}
+    fn pause(&self) {
+        self.1.fetch_add(1, Relaxed);
+    }
 }
 
 /// Goal: `WB-3` for reads that the backing has accepted: who reads such a unit, writes a part of it or saves the disk
 /// waited for ever. What is written whole is good again, and nobody waits for others.
 #[test]
 fn a_read_that_never_ends_hangs_nobody() {
-    let disk = disk_on(Box::new(Mute(Faulty::new(16 << 20))), 0, 16, "none");
+    let pauses = Arc::new(AtomicU32::new(0));
+    let mute = Mute(Faulty::new(16 << 20), Arc::clone(&pauses));
+    let disk = disk_on(Box::new(mute), 0, 16, "none");
     (0..8).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
     assert_eq!(disk.write_back(0, &Chosen::Indices(vec![2..=4])).units, 3);
     for _ in 0..2 {
@@ -387,6 +391,11 @@ fn a_read_that_never_ends_hangs_nobody() {
     }
     let unread = disk.save(0, &[], &mut Vec::new()).unwrap_err();
     assert!(matches!(unread, SaveError::Unread { unit: 2, .. }), "{unread}");
+    // The last save has all units that are here, and does not wait for each of the others.
+    pauses.store(0, Relaxed);
+    let saved = disk.save_as(0, &[], Unread::IsLost, &mut Vec::new()).unwrap();
+    assert_eq!((saved.units, saved.lost), (8, 3));
+    assert!(pauses.load(Relaxed) <= store::STUCK_PAUSES, "{pauses:?}");
     (2..5).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
     (0..8).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
 }
