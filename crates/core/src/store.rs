@@ -493,7 +493,7 @@ impl<S: PageSource> Store<S> {
                 self.give_up_location(state, handle);
                 self.pool.free(handle);
             }
-            Place::Backing => self.forget(handle),
+            Place::Backing => self.forget(handle, state),
             _ => {}
         }
     }

@@ -6,7 +6,8 @@
 //! ```text
 //! word 0, 1, 2       the lower 96 bits of the checksum; of a same-filled unit, its word
 //! word 3   31..16    the upper 16 bits of the checksum
-//!          15        came: since its last read that failed its bytes have come, and the pool had no room for them
+//!          15        came: since its last read that failed its bytes have come, and the pool had no room for them; in
+//!                    writing: it was chosen to be written
 //!          14        unread: its last read failed, and another may succeed
 //!          13        fresh: it was fetched lately, and not loaded since: it stays in the pool (`fresh.rs`)
 //!          12        wanted: somebody waits to load it, so it stays in the pool until then
@@ -119,6 +120,8 @@ const WANTED: u32 = 1 << 12;
 const FRESH: u32 = 1 << 13;
 const UNREAD: u32 = 1 << 14;
 const CAME: u32 = 1 << 15;
+/// In `writing`, where no read can have failed.
+const CHOSEN: u32 = CAME;
 /// Either keeps an entry in the pool until it was loaded once.
 const STAYS: u32 = WANTED | FRESH;
 const CHECKSUM_SHIFT: u32 = 16;
@@ -186,6 +189,11 @@ impl State {
     /// Whether its bytes have come since the last read that failed, and the pool had no room for them.
     pub(super) fn has_come(self) -> bool {
         self.0 & CAME != 0
+    }
+
+    /// Of one that is being written: whether somebody has chosen it, and not the walker.
+    pub(super) fn is_chosen(self) -> bool {
+        self.0 & CHOSEN != 0
     }
 
     /// Whether the entry is in the pool, and the backing has its bytes too.
@@ -382,7 +390,8 @@ impl<W: Word> Cell<'_, W> {
     /// An entry was chosen: if it is in the pool, it is being written from now on, however old it is; then its state
     /// before is returned. One that somebody waits to load stays, and so does one of the codec `in_pool`.
     pub(super) fn begin_write_chosen(self, in_pool: Option<CodecId>) -> Option<State> {
-        self.change(|state| state.may_leave(in_pool).then(|| state.at(Place::Writing))).ok()
+        let chosen = |state: State| State(state.at(Place::Writing).0 | CHOSEN);
+        self.change(|state| state.may_leave(in_pool).then(|| chosen(state))).ok()
     }
 
     /// An entry that keeps its location is about to leave the pool, however old it is. False: it is no such entry.
@@ -396,7 +405,7 @@ impl<W: Word> Cell<'_, W> {
     pub(super) fn written(self) -> Result<(), Dead> {
         let away = |state: State| {
             let over = if state.is_kept() { STAYS | FAILED } else { STAYS };
-            State(state.at(Place::Backing).kept(false).0 & !over)
+            State(state.at(Place::Backing).kept(false).0 & !(over | CHOSEN))
         };
         self.complete(Place::Writing, away)
     }
@@ -418,7 +427,8 @@ impl<W: Word> Cell<'_, W> {
 
     /// The write failed, or somebody reads the object: it stays in the pool.
     pub(super) fn not_written(self) -> Result<(), Dead> {
-        self.complete(Place::Writing, |state| state.at(Place::Pool).protected())
+        let here = |state: State| State(state.at(Place::Pool).protected().0 & !CHOSEN);
+        self.complete(Place::Writing, here)
     }
 
     /// Somebody fetches an entry from the backing. `is_wanted`: he waits to load it. `Err`: the entry is not there, or

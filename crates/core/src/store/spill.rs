@@ -116,6 +116,7 @@ struct Counters {
     written: AtomicU64,
     written_bytes: AtomicU64,
     written_unit_bytes: AtomicU64,
+    written_oldest: AtomicU64,
     returned: AtomicU64,
     not_written: AtomicU64,
     refused: AtomicU64,
@@ -132,7 +133,7 @@ pub struct SpillStats {
     pub units: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Those of `units` that are as long as a unit: incompressible ones.
+    /// Those of `units` that are incompressible.
     pub raw_units: u64,
     /// Entries that are in the pool, and on the backing too.
     pub kept: u64,
@@ -144,6 +145,8 @@ pub struct SpillStats {
     pub written_bytes: u64,
     /// What they were compressed from.
     pub written_unit_bytes: u64,
+    /// Those of them that nobody had chosen ([`Store::write_back`]).
+    pub written_oldest: u64,
     /// Entries that left the pool without being written, since the backing still had them.
     pub returned: u64,
     /// Writes that were refused, failed, or came to nothing: the entry was wanted meanwhile.
@@ -443,6 +446,7 @@ impl<S: PageSource> Store<S> {
             add(&spill.counters.written, 1);
             add(&spill.counters.written_bytes, length as u64);
             add(&spill.counters.written_unit_bytes, self.unit_bytes(cell));
+            add(&spill.counters.written_oldest, (!cell.load().is_chosen()).into());
             self.leave_pool(spill, handle, length, done);
         }
     }
@@ -453,7 +457,7 @@ impl<S: PageSource> Store<S> {
         // Before the step: the owner may end the entry right after it.
         add(&spill.counters.units, 1);
         add(&spill.counters.bytes, length as u64);
-        add(&spill.counters.raw_units, self.is_raw(length).into());
+        add(&spill.counters.raw_units, self.row(handle).cell().load().is_raw().into());
         done.written += 1;
         done.bytes += length;
         if self.row(handle).cell().written().is_err() {
@@ -582,7 +586,7 @@ impl<S: PageSource> Store<S> {
         } else {
             let location = Location::new(away.place).expect("a slot keeps a location");
             let is_kept = self.keep_location(spill, handle, location);
-            self.count_left(spill, away.length);
+            self.count_left(spill, away.length, cell.load());
             if !is_kept {
                 spill.backing.discard(location, away.length);
             }
@@ -612,44 +616,36 @@ impl<S: PageSource> Store<S> {
 
     /// Ends an entry that is on the backing and dead.
     fn bury(&self, spill: &Spill, handle: Handle) {
-        self.row(handle).cell().vacate();
-        self.forget_at(spill, handle);
+        let cell = self.row(handle).cell();
+        let state = cell.load();
+        cell.vacate();
+        self.forget_at(spill, handle, state);
     }
 
-    /// Gives back what an entry that was on the backing has: its state is vacant.
-    pub(super) fn forget(&self, handle: Handle) {
+    /// Gives back what an entry has that was on the backing in this `state`, and is vacant now.
+    pub(super) fn forget(&self, handle: Handle, state: State) {
         let spill = self.spill.as_ref().expect("what is on the backing was written to it");
-        self.forget_at(spill, handle);
+        self.forget_at(spill, handle, state);
     }
 
-    fn forget_at(&self, spill: &Spill, handle: Handle) {
+    fn forget_at(&self, spill: &Spill, handle: Handle, state: State) {
         let away = self.pool.away(handle);
-        self.left(spill, away.place, away.length);
+        self.count_left(spill, away.length, state);
+        let location = Location::new(away.place).expect("a slot keeps a location");
+        spill.backing.discard(location, away.length);
         self.pool.give_handle(handle);
     }
 
-    /// What an entry had on the backing is not needed any more.
-    fn left(&self, spill: &Spill, place: u64, length: usize) {
-        self.count_left(spill, length);
-        let location = Location::new(place).expect("a slot keeps a location");
-        spill.backing.discard(location, length);
-    }
-
-    fn count_left(&self, spill: &Spill, length: usize) {
+    /// An entry in this `state`, which is vacant by now perhaps, is not on the backing alone any more.
+    fn count_left(&self, spill: &Spill, length: usize, state: State) {
         subtract(&spill.counters.units, 1);
         subtract(&spill.counters.bytes, length as u64);
-        subtract(&spill.counters.raw_units, self.is_raw(length).into());
+        subtract(&spill.counters.raw_units, state.is_raw().into());
     }
 
     /// The bytes of the unit that an entry has.
     fn unit_bytes(&self, cell: Cell<'_, AtomicU32>) -> u64 {
         self.codec(cell.load().codec()).unit().bytes() as u64
-    }
-
-    /// Whether an object of `length` bytes is a unit as it is. Its row may be vacant; so where units differ in size, a
-    /// large one that was compressed to the size of a small one counts, too.
-    fn is_raw(&self, length: usize) -> bool {
-        self.codecs.each().any(|(_, codec)| codec.unit().bytes() == length)
     }
 
     /// Has the entries of these tickets fetched, as far as they still are on the backing. The next [`Store::poll`] of
@@ -905,6 +901,7 @@ impl<S: PageSource> Store<S> {
             written,
             written_bytes,
             written_unit_bytes,
+            written_oldest,
             returned,
             not_written,
             refused,
@@ -914,7 +911,8 @@ impl<S: PageSource> Store<S> {
             not_read,
         } = &spill.counters;
         let out = [completed, writes_ended, written, written_bytes, written_unit_bytes, returned];
-        let [failed, back] = [[not_written, refused, failed], [read, read_unit_bytes, not_read]];
+        let failed = [not_written, refused, failed, written_oldest];
+        let back = [read, read_unit_bytes, not_read];
         out.into_iter().chain(failed).chain(back).for_each(|counter| counter.store(0, Relaxed));
         let mut side = spill.side.lock();
         side.fetched = 0;
@@ -938,6 +936,7 @@ impl<S: PageSource> Store<S> {
             written: of(&counters.written),
             written_bytes: of(&counters.written_bytes),
             written_unit_bytes: of(&counters.written_unit_bytes),
+            written_oldest: of(&counters.written_oldest),
             not_written: of(&counters.not_written),
             refused: of(&counters.refused),
             failed: of(&counters.failed),

@@ -220,7 +220,7 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// What was counted since the device was reset last: bytes that the backing has read, and written; entries that it
-    /// has taken; writes that came to nothing; and how often the budget was used up.
+    /// has taken to make room; writes that came to nothing; and how often the budget was used up.
     pub(super) fn since_reset(&self) -> [u64; 5] {
         let Some(writeback) = &self.writeback else { return [0; 5] };
         let (now, before) = (self.ever_counted(writeback), &writeback.before_reset);
@@ -231,7 +231,7 @@ impl<S: PageSource> Zram<S> {
     fn ever_counted(&self, writeback: &Writeback) -> [u64; 5] {
         let (usage, spill) = (self.store.backing_usage(), self.store.spill_stats());
         let used_up = writeback.budget.used_up();
-        [usage.read_bytes, usage.written_bytes, spill.written, spill.not_written, used_up]
+        [usage.read_bytes, usage.written_bytes, spill.written_oldest, spill.not_written, used_up]
     }
 
     /// The device is reset. What is left of the limit and of the budget stays.
@@ -294,11 +294,11 @@ impl<S: PageSource> Zram<S> {
         self.charge(writeback);
         let [asked_units, old_units] =
             [&writeback.asked_units, &writeback.old_units].map(|units| units.load(Relaxed));
-        let [_, _, written, not_written, budget_used_up] = self.since_reset();
+        let [_, _, room_units, not_written, budget_used_up] = self.since_reset();
         WritebackStat {
             asked_units,
             old_units,
-            room_units: written.saturating_sub(asked_units + old_units),
+            room_units,
             not_written,
             budget_bytes: self.left(writeback, Why::Policy, 0),
             budget_used_up,

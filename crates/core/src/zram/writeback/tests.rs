@@ -353,6 +353,61 @@ fn a_stuck_backing_hangs_nobody() {
     assert_eq!(disk.write_back(0, &Chosen::Huge).stop, Some(Stop::Halted));
 }
 
+/// Goal: what was asked for never counts as written to make room, not even until its batch has ended: the figure went
+/// back then, and kept units that were overwritten at that moment. Method: looks between the steps of a batch.
+#[test]
+fn what_was_asked_for_makes_no_room() {
+    let (disk, backing) = disk::<Faulty>(16, 16 << 20);
+    (0..12).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    let ticket = |unit| {
+        let slot = disk.table.get(unit).unwrap().lock();
+        disk.store.ticket(slot.entry.as_ref().unwrap())
+    };
+    let asked: Vec<_> = (0..4).map(ticket).collect();
+    backing.faults().fail.store(1, Relaxed);
+    disk.store.write_back_chosen(&asked);
+    disk.store.write_back_chosen(&asked);
+    disk.store.drain();
+    assert_eq!((disk.store.spill_stats().written, disk.writeback_stat().room_units), (4, 0));
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![2..=5])).units, 2);
+    assert_eq!(disk.writeback_stat().room_units, 0);
+    // One that was chosen, and not written, may be written to make room.
+    backing.faults().fail.store(1, Relaxed);
+    disk.store.write_back_chosen(&[ticket(6)]);
+    disk.store.drain();
+    disk.store.write_back(usize::MAX);
+    disk.store.drain();
+    assert_eq!((disk.store.spill_stats().written, disk.writeback_stat().room_units), (12, 6));
+    disk.audit();
+}
+
+/// Goal: a unit that was compressed to just the length of a page is no incompressible one, wherever it is. On a disk
+/// with pages apart it hid one of those in memory while it was away.
+#[test]
+fn a_unit_as_long_as_a_page_is_not_huge() {
+    let disk = disk_on(Box::new(Faulty::new(16 << 20)), 4, 4, "none");
+    let disk = disk.with_pages_apart(Algorithm::Lz4.into()).unwrap();
+    let unit = disk.unit().bytes();
+    disk.write(0, unit as u64, &bytes(1, unit)).unwrap();
+    let is_page = |noise: &usize| {
+        let mut contents = bytes(2, *noise);
+        contents.resize(unit, 7);
+        disk.write(0, 0, &contents).unwrap();
+        let slot = disk.table.get(0).unwrap().lock();
+        disk.store.object_bytes(slot.entry.as_ref().unwrap()) == PAGE
+    };
+    (3500..PAGE).rev().find(is_page).expect("one of them shrinks to this");
+    assert_eq!(disk.mm_stat().huge_pages, 1);
+    for (unit, huge_pages) in [(0, 1), (1, 0)] {
+        assert_eq!(disk.write_back(0, &Chosen::Indices(vec![unit..=unit])).units, 1);
+        assert_eq!(disk.mm_stat().huge_pages, huge_pages);
+        disk.audit();
+    }
+    (0..2).for_each(|at| disk.read(0, at * unit as u64, &mut vec![0; unit]).unwrap());
+    disk.discard(0, 0, 2 * unit as u64).unwrap();
+    disk.audit();
+}
+
 /// A backing that ends writes, and no read.
 #[derive(Debug)]
 struct Mute(Faulty, Arc<AtomicU32>);
