@@ -19,7 +19,8 @@
 //! wait. The end of a disk waits for requests that have arrived, at most `END_PATIENCE`, so that each gets its
 //! answer; those that take long end with the unit that they have. It does not wait for clients that have sent nothing.
 
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::fmt::{self, Write as _};
+use std::io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -309,6 +310,9 @@ impl Requests {
         if let Some(why) = line.strip_prefix("stop").and_then(|_| self.forbidden()) {
             return stream.write_all(format!("refused {why}\n").as_bytes());
         }
+        if line == "read block_state" {
+            return self.send_block_state(stream);
+        }
         let mut words = line.splitn(3, ' ');
         let (verb, name, value) = (words.next(), words.next().unwrap_or(""), words.next());
         let done = match (verb, value) {
@@ -324,6 +328,16 @@ impl Requests {
             _ => return stream.write_all(b"refused not a request\n"),
         };
         stream.write_all(reply(done).as_bytes())
+    }
+
+    /// Sends `block_state` as it is made: all of it would be 40 bytes for each unit, for each client.
+    fn send_block_state(&self, stream: &UnixStream) -> io::Result<()> {
+        let mut text = Text { to: BufWriter::new(stream), failed: None };
+        let made = text.write_str("ok\n").and_then(|()| self.ram.zram().block_state(&mut text));
+        match (made, text.failed) {
+            (Err(_), Some(error)) => Err(error),
+            _ => text.to.flush(),
+        }
     }
 
     /// Why the disk must not be ended or reset now.
@@ -371,6 +385,21 @@ impl Requests {
             Err(error) if error.is_about_the_name() => format!("refused {error}\n"),
             Err(error) => format!("failed {error}\n"),
         }
+    }
+}
+
+/// Text that goes to a client.
+struct Text<'s> {
+    to: BufWriter<&'s UnixStream>,
+    failed: Option<io::Error>,
+}
+
+impl fmt::Write for Text<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.to.write_all(text.as_bytes()).map_err(|error| {
+            self.failed = Some(error);
+            fmt::Error
+        })
     }
 }
 
@@ -529,7 +558,7 @@ mod tests {
     fn the_end_waits_for_a_reset_under_way() {
         let path = path("reset");
         let disk = Arc::new(ram(1 << 20, &["lz4"]));
-        disk.write(0, &[1; 8192]).unwrap();
+        disk.write(0, &vec![1; 8192]).unwrap();
         let control = Control::start(&path, Arc::clone(&disk)).unwrap();
         let (looks, begins) = std::sync::mpsc::channel();
         let (say, may) = std::sync::mpsc::channel();
@@ -686,6 +715,26 @@ mod tests {
             client.read_to_string(&mut rest).unwrap();
         });
         assert_eq!(rest.lines().count(), 16 << 10);
+    }
+
+    /// Goal: `block_state` is sent as it is made. Method: a unit that is dropped while the text has no room to be sent.
+    #[test]
+    fn a_long_text_is_sent_as_it_is_made() {
+        let path = path("text");
+        let disk = Arc::new(ram(64 << 20, &["lz4"]));
+        (0..16 << 10).for_each(|at| disk.write(at << 12, &[1; 4096]).unwrap());
+        let control = Control::start(&path, Arc::clone(&disk)).unwrap();
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.write_all(b"read block_state\n").unwrap();
+        let mut begin = [0; 3];
+        client.read_exact(&mut begin).unwrap();
+        assert_eq!(&begin, b"ok\n");
+        // 640 KB are three times as much as the sockets have room for.
+        disk.discard((64 << 20) - 4096, 4096).unwrap();
+        let mut rest = String::new();
+        client.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest.lines().count(), (16 << 10) - 1);
+        drop(control);
     }
 
     /// Goal: a request that takes long keeps neither others waiting nor the end.
