@@ -553,7 +553,7 @@ static void *comes_and_goes(void *argument) {
 static void unmapped(void) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, comes_and_goes, NULL) == 0);
-    for (double until = now() + 10; now() < until;) {
+    for (double until = now() + 4; now() < until;) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) _exit(0);
@@ -580,7 +580,7 @@ static void replaced(void) {
     ballast_make(&b, 2 * limit_bytes(), 1);
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, puts_files, NULL) == 0);
-    for (double until = now() + 10; now() < until;) {
+    for (double until = now() + 4; now() < until;) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) {
