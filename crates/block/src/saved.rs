@@ -296,7 +296,7 @@ impl Kept {
     }
 
     /// The same for a disk that ends anyway: a unit that cannot be read now is saved as lost, and does not cost the
-    /// others.
+    /// others. If there are any, the file that was there stays beside it ([`before`]).
     ///
     /// # Errors
     ///
@@ -441,10 +441,24 @@ fn write(
         // Somebody has removed it, and it may be another disk's now.
         return Err(Unsaved::Busy(partial.to_owned()));
     }
+    if unread == Unread::IsLost && saved.lost > 0 {
+        // Older, and perhaps whole. Where this fails there was none, or the file system has no links.
+        let before = before(path);
+        fs::remove_file(&before).ok();
+        fs::hard_link(path, before).ok();
+    }
     fs::rename(partial, path).map_err(|error| Unsaved::System(path.to_owned(), error))?;
     // The file is there, and its name is not yet safe from the end of the machine if this fails.
     sync_directory(path)?;
     Ok(saved)
+}
+
+/// Where a file stays that a disk's last save replaces by one in which units are lost.
+#[must_use]
+pub fn before(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".before");
+    PathBuf::from(name)
 }
 
 /// Makes sure of the names in the directory of a file.
@@ -499,7 +513,9 @@ mod tests {
     use zfolio_core::zram::Chosen;
     use zfolio_workers::Accelerated;
 
-    use super::{Kept, NOTE, Unread, Unsaved, load, open, open_partial, save, save_by, write};
+    use super::{
+        Kept, NOTE, Unread, Unsaved, before, load, open, open_partial, save, save_by, write,
+    };
     use crate::device::Device as _;
     use crate::ram::{Config, Ram, Writeback};
     use crate::testing::ram;
@@ -724,8 +740,10 @@ mod tests {
         let mut kept = Kept::take(&path).unwrap();
         kept.note_served().unwrap();
         assert!(matches!(kept.save(&disk, &[]), Err(Unsaved::Contents(_))) && !path.exists());
+        fs::write(&path, "older").unwrap();
         let (saved, _) = kept.save_last(&disk, &[]).unwrap();
         assert_eq!((saved.units, saved.lost), (4, 1));
+        assert_eq!(fs::read(before(&path)).unwrap(), b"older");
         let (again, mut found) = (loaded(&path), vec![0; 4096]);
         for at in [0, 4096, 3 * 4096] {
             again.read(at as u64, &mut found).unwrap();

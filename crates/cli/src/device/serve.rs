@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,7 +14,7 @@ use zfolio_block::listen::{Listener, Protection, Unusable};
 use zfolio_block::metrics::{self, Metrics};
 use zfolio_block::nbd::{Config, Exports, Server, Tls, Watch};
 use zfolio_block::ram::{self, Ram, Unmade};
-use zfolio_block::saved::Kept;
+use zfolio_block::saved::{Kept, before};
 use zfolio_block::ublk::Unstarted;
 use zfolio_block::vhost_user::{self, Marks};
 use zfolio_block::{Counts, Refusals, Report, ublk};
@@ -242,9 +242,15 @@ impl Life<'_> {
             };
             let error = match saved {
                 Ok((done, path)) => {
-                    let lost = saved::lost_units(done.lost).map(|line| format!("; {line}"));
-                    let (path, lost) = (path.display(), lost.unwrap_or_default());
-                    return Ok(format!("{data} of contents are saved in '{path}'{lost}"));
+                    let mut line = format!("{data} of contents are saved in '{}'", path.display());
+                    if let Some(lost) = saved::lost_units(done.lost) {
+                        line += &format!("; {lost}");
+                        let before = Some(before(path)).filter(|it| asked.is_none() && it.exists());
+                        let told =
+                            |it: PathBuf| format!("; the file of before is '{}'", it.display());
+                        line += &before.map_or_else(String::new, told);
+                    }
+                    return Ok(line);
                 }
                 Err(error) => error,
             };
