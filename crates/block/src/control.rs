@@ -239,8 +239,8 @@ impl Control {
     }
 
     /// Says whether the disk is about to end: then no client may reset it, since it may be saved, and the kernel may
-    /// still write to it. Waits for a reset that is under way. To be called before the servers end: until then the guard
-    /// says whether the disk is in use.
+    /// still write to it. Waits for a reset that is under way. To be called before the servers end: until then the
+    /// guard says whether the disk is in use.
     pub fn set_ending(&self, is_ending: bool) {
         *self.clients.protocol().is_ending.lock() = is_ending;
     }
@@ -551,9 +551,9 @@ mod tests {
         assert!(control.stop_within(1000).is_some());
     }
 
-    /// Goal: the end of a disk waits for a reset that has begun, also for one that only looks yet whether it may: a save
-    /// beside a reset had some units and not others, and once the servers end nothing says that the disk is in use.
-    /// Method: a guard that takes its time.
+    /// Goal: the end of a disk waits for a reset that has begun, also for one that only looks yet whether it may: a
+    /// save beside a reset had some units and not others, and once the servers end nothing says that the disk is in
+    /// use. Method: a guard that takes its time.
     #[test]
     fn the_end_waits_for_a_reset_under_way() {
         let path = path("reset");

@@ -722,8 +722,8 @@ mod tests {
         }
     }
 
-    /// Goal: one unit that cannot be read does not cost the others where there is no other save: a signal dropped all of
-    /// the disk. A save by command fails, as its disk stays.
+    /// Goal: one unit that cannot be read does not cost the others where there is no other save: a signal dropped all
+    /// of the disk. A save by command fails, as its disk stays.
     #[test]
     fn the_last_save_leaves_out_what_cannot_be_read() {
         let directory = directory("unread");

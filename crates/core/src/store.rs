@@ -401,8 +401,8 @@ impl<S: PageSource> Store<S> {
         seen
     }
 
-    /// Loads a unit again that came out wrong: a device may be at fault, and not what is stored. If it is what is stored,
-    /// the entry is noted as lost.
+    /// Loads a unit again that came out wrong: a device may be at fault, and not what is stored. If it is what is
+    /// stored, the entry is noted as lost.
     #[cold]
     fn load_by_software(&self, cpu: usize, unit: &mut Incoming<'_>) {
         if let Found::Packed(codec, pin) = self.find(unit) {

@@ -741,10 +741,10 @@ impl<S: PageSource> Zram<S> {
     fn slot_to_write(&self, unit: u64, from: Option<&[u8]>) -> Result<Option<&SlotLock>, Error> {
         let known = self.table.get(unit);
         if known.is_some() || from.is_none() {
-            // No fence here, which each write would pay for. Whoever finds a leaf that another writer has just made, and
-            // resize() does not find yet, looks at the size after that, and it was stored before resize() looked for the
-            // leaf. So he sees the new one wherever a store is visible to all others at once, as on x86-64 and ARMv8;
-            // the memory model of the language alone does not say so.
+            // No fence here, which each write would pay for. Whoever finds a leaf that another writer has just made,
+            // and resize() does not find yet, looks at the size after that, and it was stored before resize() looked
+            // for the leaf. So he sees the new one wherever a store is visible to all others at once, as on x86-64
+            // and ARMv8; the memory model of the language alone does not say so.
             return Ok(known);
         }
         // Before the table grows: else a client could fill the memory with tables by writes that are refused.

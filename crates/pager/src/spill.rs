@@ -25,8 +25,9 @@
 //! - `SPILL-3` While a change of a mapping waits for units, nothing is written back, so that they stay in the pool;
 //!   unless the pool has no memory for a unit that was read.
 //! - `SPILL-4` From [`Engine::settle_for_fork`] to the fork no fault has anything fetched (`Later::Still`), so that
-//!   the backing comes to rest; but once it has, for `STILL_NS` at most, since the thread that forks may fault too. While
-//!   it ends nothing, half of the time everybody goes on, so that one disk that stalls does not stop all others.
+//!   the backing comes to rest; but once it has, for `STILL_NS` at most, since the thread that forks may fault too.
+//!   While it ends nothing, half of the time everybody goes on, so that one disk that stalls does not stop all
+//!   others.
 //!
 //! # Cost
 //!
@@ -873,8 +874,8 @@ impl Engine {
         folio.backed.iter().filter(is_away).map(Units::one).collect()
     }
 
-    /// Waits until the backing has nothing to do: before a fork, which copies what is under way to nobody. False: it has,
-    /// and has ended nothing for `patience_ns`.
+    /// Waits until the backing has nothing to do: before a fork, which copies what is under way to nobody. False: it
+    /// has, and has ended nothing for `patience_ns`.
     pub(crate) fn drain_backing(&self, patience_ns: u64) -> bool {
         let (mut ended, mut since_ns) = (self.store.completions(), self.now_ns());
         loop {

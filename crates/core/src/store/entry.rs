@@ -19,9 +19,9 @@
 //!          2..0      place
 //! ```
 //!
-//! The place moves as follows. `O` is the owner of the [`EntryId`]. `W` is the walker, or whoever completes a request:
-//! both hold the lock of rank `RANK_BACKING`. Two steps are made without it: `begin_read`, which succeeds for one caller
-//! only, and the step back if the backing refuses that read.
+//! The place moves as follows. `O` is the owner of the [`EntryId`]. `W` is the walker, or whoever completes a
+//! request: both hold the lock of rank `RANK_BACKING`. Two steps are made without it: `begin_read`, which succeeds
+//! for one caller only, and the step back if the backing refuses that read.
 //!
 //! ```text
 //!               O: store             W: begin_write            W: written
@@ -180,8 +180,8 @@ impl State {
         self.0 & UNREAD != 0
     }
 
-    /// Whether the entry may not be handed out again: it cannot be read, could not be read last, or is being read, which
-    /// may fail. Whoever has its unit stores that anew.
+    /// Whether the entry may not be handed out again: it cannot be read, could not be read last, or is being read,
+    /// which may fail. Whoever has its unit stores that anew.
     pub(super) fn is_in_doubt(self) -> bool {
         self.has_failed() || self.is_unread() || self.place() == Place::Reading
     }
@@ -370,8 +370,8 @@ impl<W: Word> Cell<'_, W> {
         self.change(|state| is_fresh(state).then_some(State(state.0 & !FRESH))).ok();
     }
 
-    /// In a child of `fork`: who waits to load the entry, and for whom it was fetched, are threads of the parent's. As in
-    /// `let_go`, another entry may have the handle.
+    /// In a child of `fork`: who waits to load the entry, and for whom it was fetched, are threads of the parent's.
+    /// As in `let_go`, another entry may have the handle.
     pub(super) fn forget_waiters(self) {
         let stays = |state: State| state.place() == Place::Pool && state.stays();
         self.change(|state| stays(state).then_some(State(state.0 & !STAYS))).ok();

@@ -331,8 +331,8 @@ fn a_child_counts_from_zero<B: Breakable>() {
     fixture.end();
 }
 
-/// A regression: what a thread of the parent's waited to load at the fork stayed in the child's pool for ever. Goal: in a
-/// child it goes out as anything else does.
+/// A regression: what a thread of the parent's waited to load at the fork stayed in the child's pool for ever. Goal:
+/// in a child it goes out as anything else does.
 fn a_child_waits_for_no_unit<B: Breakable>() {
     let mut fixture = Fixture::<B>::new(unit(0));
     fixture.store_all();

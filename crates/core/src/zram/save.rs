@@ -1,11 +1,11 @@
 //! Save and load: the contents of a disk as a file.
 //!
-//! Units are in the file as they are stored, compressed, wherever they are: those on the backing are fetched for that,
-//! some at a time. Each is decompressed and compared with its checksum before it is saved, and again when it is loaded:
-//! so a disk that was saved can be loaded, and what is loaded is what clients had written (`ZRAM-1`). A unit that is
-//! lost is noted as such, and cannot be read from the loaded disk either: one bad unit does not cost the others. One that
-//! cannot be read now is noted so too by the last save of a disk that ends anyway ([`Unread::IsLost`]); any other save
-//! fails.
+//! Units are in the file as they are stored, compressed, wherever they are: those on the backing are fetched for
+//! that, some at a time. Each is decompressed and compared with its checksum before it is saved, and again when it is
+//! loaded: so a disk that was saved can be loaded, and what is loaded is what clients had written (`ZRAM-1`). A unit
+//! that is lost is noted as such, and cannot be read from the loaded disk either: one bad unit does not cost the
+//! others. One that cannot be read now is noted so too by the last save of a disk that ends anyway
+//! ([`Unread::IsLost`]); any other save fails.
 //!
 //! Clients go on meanwhile. The file has each unit as it was at some moment between begin and end of the save; what was
 //! written before the begin, and not since, is as it was written. It is no snapshot: of two writes during the save it

@@ -353,8 +353,8 @@ impl Lent {
         self.0.iter().map(|(_, file)| file.as_fd())
     }
 
-    /// Whether all of them are still there: another thread of the program may close them, or put its own in their place.
-    /// In a child there is no such thread.
+    /// Whether all of them are still there: another thread of the program may close them, or put its own in their
+    /// place. In a child there is no such thread.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.0.iter().all(|(_, file)| file.is_same())

@@ -371,8 +371,8 @@ fn what_has_left_makes_room_for_a_load() {
     assert!(contents(&loaded) == contents(&saved_disk));
 }
 
-/// Goal: what a save that failed had fetched goes back to where it was. Up to 1 MiB stayed in memory until somebody read
-/// it, since the save had said that it waits for each.
+/// Goal: what a save that failed had fetched goes back to where it was. Up to 1 MiB stayed in memory until somebody
+/// read it, since the save had said that it waits for each.
 #[test]
 fn what_a_failed_save_has_fetched_goes_back() {
     let disk = disk(0, 1000, &["lz4"]);

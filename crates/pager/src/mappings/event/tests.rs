@@ -53,8 +53,9 @@ fn a_fault_that_is_repeated_waits_once() {
     assert_eq!(threads, [(0, 1), (0, 2), (PAGE_BYTES, 1)]);
 }
 
-/// A regression: a child whose parent's handler tried to read messages at the fork counted that try for ever, and each of
-/// its moves waited for that reader. Goal: the child counts nobody. Method: a fork while another thread tries.
+/// A regression: a child whose parent's handler tried to read messages at the fork counted that try for ever, and
+/// each of its moves waited for that reader. Goal: the child counts nobody. Method: a fork while another thread
+/// tries.
 #[test]
 fn a_child_forgets_who_tried_to_read_messages() {
     let inbox = Inbox::default();

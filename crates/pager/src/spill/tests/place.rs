@@ -112,9 +112,9 @@ fn as_many_places_are_opened_as_there_is_room_for() {
     place.close();
 }
 
-/// A regression: an area whose last object ends after its file was lent has ended in the child, which gave it a disk all
-/// the same, and was aborted inside of `fork`. Goal: the child is without the area. Method: a write whose object ends
-/// between the two steps of a fork.
+/// A regression: an area whose last object ends after its file was lent has ended in the child, which gave it a disk
+/// all the same, and was aborted inside of `fork`. Goal: the child is without the area. Method: a write whose object
+/// ends between the two steps of a fork.
 #[test]
 fn a_child_starts_without_an_area_that_was_lent_and_has_ended() {
     let Some(directory) = directory() else { return };
