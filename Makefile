@@ -27,8 +27,8 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 
-.PHONY: help setup setup-build setup-guest build demo test test-guest lint loom iaa-faults simulate mutants soak asan \
-	bench bench-all bench-pressure fuzz install uninstall deb clean
+.PHONY: help setup setup-build setup-guest build demo test test-guest lint loom iaa-faults simulate replay mutants \
+	soak asan bench bench-all bench-pressure fuzz install uninstall deb clean
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
@@ -39,6 +39,7 @@ help:
 	@echo 'make loom      the lock-free steps, in every order'
 	@echo 'make iaa-faults  the driver of the accelerator on its model, 10^8 descriptors with faults'
 	@echo 'make simulate  the pager on a simulated kernel, and disks, for SECONDS=$(SECONDS), or one run again: SEED=n'
+	@echo 'make replay    what is kept in memory, by accesses of real programs that are recorded first (5 minutes)'
 	@echo 'make mutants   planted defects, each of which the tests must find'
 	@echo 'make soak      real programs that spill while things go wrong, for SECONDS=$(SOAK_SECONDS) (root), or one'
 	@echo '               round again: SEED=n'
@@ -104,6 +105,10 @@ simulate:
 	ZFOLIO_SIMULATE_SECONDS=$(SECONDS) $(if $(SEED),ZFOLIO_SIMULATE_SEED=$(SEED)) $(if $(TRACE),ZFOLIO_SIMULATE_TRACE=1) \
 		$(if $(ONLY),ZFOLIO_SIMULATE_ONLY=$(ONLY)) $(CARGO) test --profile checked --locked -p zfolio-pager --lib -- \
 		--exact sim::tests::simulated_programs_find_their_bytes --nocapture
+
+# The recordings stay, and are used again.
+replay: build
+	ZFOLIO='$(abspath $(BIN)/zfolio)' CARGO='$(CARGO)' scripts/replay '$(TARGET)/recordings'
 
 # In a copy of the tree, one defect at a time.
 mutants:

@@ -33,6 +33,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use zfolio_core::number;
+use zfolio_core::testing::recording;
 
 use crate::compare::{Failure, print};
 use crate::corpus::{CorpusFailure, Output};
@@ -199,7 +200,7 @@ fn record_to(file: &Path, program: &[OsString], seconds: u64) -> Result<(), Fail
     };
     let mut output = Output::create("--record", file).map_err(failure)?;
     let touches = record::record(program, seconds, false).map_err(Failure::Failed)?;
-    let written = trace::write(&mut output.writer, &touches);
+    let written = recording::write(&mut output.writer, &touches);
     written.map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))?;
     output.finish().map_err(failure)?;
     let pages = Trace::of_touches("", &touches).pages.len();
@@ -215,7 +216,7 @@ fn record_to(file: &Path, program: &[OsString], seconds: u64) -> Result<(), Fail
 fn open(file: &Path) -> Result<Trace, Failure> {
     let refused = |why| Failure::Refused(format!("--trace: '{}': {why}", file.display()));
     let bytes = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
-    let touches = trace::read(&bytes).map_err(refused)?;
+    let touches = recording::read(&bytes).map_err(refused)?;
     if touches.is_empty() {
         return Err(refused("it has no access; accepted: what --record writes".to_owned()));
     }

@@ -1,5 +1,6 @@
 //! What the tests of several crates share. Not part of the interface.
 
+pub mod recording;
 pub mod traces;
 
 /// The seed of random tests: the variable `SEED`, or 42.

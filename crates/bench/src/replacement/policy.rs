@@ -158,7 +158,8 @@ pub(crate) fn misses_of(name: &str, string: &[u32], capacity: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::{Access, Name, count};
-    use crate::replacement::trace::{Touch, Trace};
+    use crate::replacement::trace::Trace;
+    use zfolio_core::testing::recording::Touch;
     use zfolio_core::testing::{Random, seed};
 
     const NAMES: [&str; 13] = [

@@ -19,7 +19,7 @@ use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 use std::time::Duration;
 
-use super::trace::{ACCESSES_MAX, Touch};
+use zfolio_core::testing::recording::{ACCESSES_MAX, Touch};
 
 /// A capacity has far more pages than a program can access in this many accesses, in general: so
 /// what is left out would have been hits.
@@ -176,8 +176,8 @@ mod tests {
     use super::{
         Filter, Message, PIECE, PIECES_WAITING, WINDOW, is_possible, parse, read_lines, record,
     };
-    use crate::replacement::trace::Touch;
     use std::sync::mpsc;
+    use zfolio_core::testing::recording::Touch;
 
     fn touch(page: u64, write: bool) -> Touch {
         Touch { page, write }
