@@ -579,6 +579,7 @@ static void *puts_files(void *argument) {
 static void replaced(void) {
     ballast_make(&b, 2 * limit_bytes(), 1);
     pthread_t thread;
+    int whole = 0, ended = 0;
     CHECK(pthread_create(&thread, NULL, puts_files, NULL) == 0);
     for (double until = now() + 4; now() < until;) {
         pid_t pid = fork();
@@ -591,10 +592,14 @@ static void replaced(void) {
         CHECK(waitpid(pid, &status, 0) == pid);
         CHECK(WIFEXITED(status), "status %#x", status);
         CHECK(WEXITSTATUS(status) == 0 || (WEXITSTATUS(status) == 125 && getenv("ZFOLIO_LIMIT")), "status %#x", status);
+        if (WEXITSTATUS(status) == 0) whole++;
+        else ended++;
     }
     stop = 1;
     CHECK(pthread_join(thread, NULL) == 0);
     ballast_verify(&b, "parent");
+    /* The moment in which it is too late to fork anew is short. */
+    CHECK(ended <= whole, "%d children of %d had no memory", ended, whole + ended);
 }
 
 int main(int count, char **arguments) {

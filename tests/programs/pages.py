@@ -23,7 +23,7 @@ def page(path, script):
     """The answer of the server, by the FastCGI protocol."""
     words = b''
     # Half of the records: two pages are made at a time.
-    values = {'SCRIPT_FILENAME': script, 'REQUEST_METHOD': 'GET', 'SCRIPT_NAME': '/page', 'RECORDS': '75000'}
+    values = {'SCRIPT_FILENAME': script, 'REQUEST_METHOD': 'GET', 'SCRIPT_NAME': '/page', 'RECORDS': '110000'}
     for name, value in values.items():
         words += bytes([len(name), len(value)]) + name.encode() + value.encode()
     with socket.socket(socket.AF_UNIX) as server:

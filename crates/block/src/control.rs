@@ -335,7 +335,11 @@ impl Requests {
         let mut text = Text { to: BufWriter::new(stream), failed: None };
         let made = text.write_str("ok\n").and_then(|()| self.ram.zram().block_state(&mut text));
         match (made, text.failed) {
-            (Err(_), Some(error)) => Err(error),
+            (Err(_), Some(error)) => {
+                // Without another try to send what it holds.
+                drop(text.to.into_parts());
+                Err(error)
+            }
             _ => text.to.flush(),
         }
     }
@@ -378,7 +382,7 @@ impl Requests {
     /// Saves the disk, and returns the reply.
     fn save(&self, path: &Path) -> String {
         match saved::save(&self.ram, path, self.kept.get().map(Arc::as_ref)) {
-            Ok(Saved { units, bytes, lost }) => {
+            Ok(Saved { units, bytes, lost, .. }) => {
                 let contents = units * self.ram.zram().unit().bytes() as u64;
                 format!("ok\n{units} {contents} {bytes} {lost}\n")
             }

@@ -161,9 +161,7 @@ fn save_by(
 
 /// The file that is written before it gets the name `path`.
 fn partial_of(path: &Path) -> PathBuf {
-    let mut partial = path.to_owned().into_os_string();
-    partial.push(SUFFIX);
-    partial.into()
+    beside(path, SUFFIX)
 }
 
 /// Where the file is, and where it is written.
@@ -296,7 +294,8 @@ impl Kept {
     }
 
     /// The same for a disk that ends anyway: a unit that cannot be read now is saved as lost, and does not cost the
-    /// others. If there are any, the file that was there stays beside it ([`before`]).
+    /// others. If there are any, the file that was there stays beside it ([`before`]); a later save of this kind may
+    /// find units lost that are so already, and leaves that file as it is.
     ///
     /// # Errors
     ///
@@ -441,11 +440,13 @@ fn write(
         // Somebody has removed it, and it may be another disk's now.
         return Err(Unsaved::Busy(partial.to_owned()));
     }
-    if unread == Unread::IsLost && saved.lost > 0 {
+    if saved.unread > 0 {
         // Older, and perhaps whole. Where this fails there was none, or the file system has no links.
         let before = before(path);
-        fs::remove_file(&before).ok();
-        fs::hard_link(path, before).ok();
+        let partial = partial_of(&before);
+        // Of a save that was killed just here.
+        fs::remove_file(&partial).ok();
+        fs::hard_link(path, &partial).and_then(|()| fs::rename(partial, before)).ok();
     }
     fs::rename(partial, path).map_err(|error| Unsaved::System(path.to_owned(), error))?;
     // The file is there, and its name is not yet safe from the end of the machine if this fails.
@@ -453,11 +454,16 @@ fn write(
     Ok(saved)
 }
 
-/// Where a file stays that a disk's last save replaces by one in which units are lost.
+/// Where a file stays that a disk's last save replaces by one without units that could not be read.
 #[must_use]
 pub fn before(path: &Path) -> PathBuf {
+    beside(path, ".before")
+}
+
+/// The file with this at the end of its name.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".before");
+    name.push(suffix);
     PathBuf::from(name)
 }
 
@@ -742,7 +748,7 @@ mod tests {
         assert!(matches!(kept.save(&disk, &[]), Err(Unsaved::Contents(_))) && !path.exists());
         fs::write(&path, "older").unwrap();
         let (saved, _) = kept.save_last(&disk, &[]).unwrap();
-        assert_eq!((saved.units, saved.lost), (4, 1));
+        assert_eq!((saved.units, saved.lost, saved.unread), (4, 1, 1));
         assert_eq!(fs::read(before(&path)).unwrap(), b"older");
         let (again, mut found) = (loaded(&path), vec![0; 4096]);
         for at in [0, 4096, 3 * 4096] {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use zfolio_core::budget::{Bucket, WriteBudget};
 use zfolio_core::ledger::{FILE_SUFFIX, Ledger};
-use zfolio_sys::shared;
+use zfolio_sys::{process, shared};
 
 use crate::stats_file;
 
@@ -63,10 +63,14 @@ pub(crate) fn sweep(path: &Path) {
     if run.is_none_or(|run| stats_file::start_ticks(run).is_some()) {
         return;
     }
+    let here = process::pid_namespace();
     let is_used = read_file(path).is_some_and(|ledger| {
         ledger.seats().any(|(_, seat)| {
             let owner = seat.owner();
-            stats_file::start_ticks(owner.pid) == Some(owner.start_ticks)
+            // The run itself has a slot. From another PID namespace it is not seen.
+            let is_elsewhere =
+                Some(owner.pid) == run && here != 0 && ![0, here].contains(&owner.namespace);
+            is_elsewhere || stats_file::start_ticks(owner.pid) == Some(owner.start_ticks)
         })
     });
     if !is_used {
@@ -76,9 +80,27 @@ pub(crate) fn sweep(path: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use super::{create, read, remove, set_write_budget};
+    use super::{create, process, read, remove, set_write_budget, sweep};
     use crate::stats_file;
-    use zfolio_core::ledger::Owner;
+    use zfolio_core::ledger::{Ledger, Owner};
+
+    /// Goal: the ledger of a run that was killed goes, and not that of one in another PID namespace, whose numbers mean
+    /// nothing here: its new processes had the whole limit each.
+    #[test]
+    fn the_ledger_of_a_run_elsewhere_stays() {
+        let directory = stats_file::directory(zfolio_sys::probe::effective_uid());
+        let here = process::pid_namespace();
+        for (run, namespace, stays) in [(5_000_003, here, false), (5_000_004, here ^ 1, true)] {
+            let Some(ledger) = create(run, 64 << 20) else {
+                eprintln!("SKIPPED: no /dev/shm");
+                return;
+            };
+            ledger.enter(Owner { pid: run, namespace, start_ticks: 2 }).unwrap();
+            sweep(&directory.join(Ledger::file_name(run.into())));
+            assert_eq!(read(&directory, run).is_some(), stays, "{namespace}, here {here}");
+            remove(run);
+        }
+    }
 
     /// Goal: what one process writes into a ledger another one reads; after the run there is no
     /// file.

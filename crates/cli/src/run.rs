@@ -327,7 +327,7 @@ fn follow(
                 tree.finish(resident_bytes_max);
                 return Ok((pid, end, tree, watchers));
             }
-        } else if passes_on(signal, pid) {
+        } else if passes_on(signal, pid, zfolio_sys::process::leads_session()) {
             // The program may have just ended; then the next signal reports its end.
             child::send(pid, signal.number).ok();
             // Signals may arrive without a pause, so look here too.
@@ -388,11 +388,13 @@ fn end_of(pid: i32) -> Result<Option<(Change, u64)>, Failure> {
 /// Whether this process passes the signal on to the program.
 ///
 /// A signal that the terminal or the kernel sends to the group has reached the program as well; not
-/// so an alarm set before this program was executed. A signal that the program sent to this process
+/// so an alarm set before this program was executed, and not the SIGHUP of a terminal that has gone,
+/// which only the leader of its session gets. A signal that the program sent to this process
 /// is not meant for the program.
-fn passes_on(signal: Signal, pid: i32) -> bool {
+fn passes_on(signal: Signal, pid: i32, leads_session: bool) -> bool {
     let alarm = matches!(signal.number, libc::SIGALRM | libc::SIGVTALRM | libc::SIGPROF);
-    alarm || (signal.from_process && signal.sender != pid)
+    let hangup = leads_session && signal.number == libc::SIGHUP && !signal.from_process;
+    alarm || hangup || (signal.from_process && signal.sender != pid)
 }
 
 #[cfg(test)]
@@ -403,9 +405,11 @@ mod tests {
     #[test]
     fn the_terminals_signals_are_not_sent_twice() {
         let sent = |number, from_process, sender| Signal { number, from_process, sender };
-        assert!(!passes_on(sent(libc::SIGINT, false, 0), 100));
-        assert!(passes_on(sent(libc::SIGINT, true, 7), 100));
-        assert!(passes_on(sent(libc::SIGALRM, false, 0), 100));
-        assert!(!passes_on(sent(libc::SIGTERM, true, 100), 100), "its own");
+        assert!(!passes_on(sent(libc::SIGINT, false, 0), 100, true));
+        assert!(passes_on(sent(libc::SIGINT, true, 7), 100, false));
+        assert!(passes_on(sent(libc::SIGALRM, false, 0), 100, false));
+        assert!(!passes_on(sent(libc::SIGTERM, true, 100), 100, false), "its own");
+        assert!(passes_on(sent(libc::SIGHUP, false, 0), 100, true), "the leader alone has it");
+        assert!(!passes_on(sent(libc::SIGHUP, false, 0), 100, false));
     }
 }

@@ -407,11 +407,12 @@ impl<S: PageSource> Store<S> {
     fn load_by_software(&self, cpu: usize, unit: &mut Incoming<'_>) {
         if let Found::Packed(codec, pin) = self.find(unit) {
             let is_decoded = self.codec(codec).unpack_by_software(cpu, &pin, unit.bytes);
-            drop(pin);
             self.verify(unit, is_decoded);
             if let (Loaded::Lost(_), Some(entry)) = (unit.outcome, unit.entry) {
                 self.row(entry.0).cell().spoil();
             }
+            // Until now: else the entry could have left the pool and come back whole.
+            drop(pin);
         }
     }
 

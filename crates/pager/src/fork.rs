@@ -84,8 +84,8 @@ impl Engine {
     /// here to [`quiet`](Engine::quiet) nothing is captured: otherwise the faults of other threads
     /// would have folios staged again and again.
     ///
-    /// A disk may take long to answer, or stall, while others are well. Then everybody goes on for as long as has
-    /// been waited in vain, and the next try takes twice as long: else threads that fault all the time would put the
+    /// A disk may take long to answer, or stall, while others are well. Then faults go on for as long as has been
+    /// waited in vain, and the next try takes twice as long: else threads that fault all the time would put the
     /// fork off for ever where each request takes long.
     pub fn settle_for_fork(&self) {
         let mut patience_ns = STILL_NS;

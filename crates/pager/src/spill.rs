@@ -26,8 +26,7 @@
 //!   unless the pool has no memory for a unit that was read.
 //! - `SPILL-4` From [`Engine::settle_for_fork`] to the fork no fault has anything fetched (`Later::Still`), so that
 //!   the backing comes to rest; but once it has, for `STILL_NS` at most, since the thread that forks may fault too.
-//!   While it ends nothing, half of the time everybody goes on, so that one disk that stalls does not stop all
-//!   others.
+//!   While it ends nothing, faults go on for half of the time, so that one disk that stalls does not stop all others.
 //!
 //! # Cost
 //!
@@ -894,11 +893,10 @@ impl Engine {
         }
     }
 
-    /// Handles what the backing completes in a time.
+    /// Handles what the backing completes in a time, or until it has nothing to do.
     pub(crate) fn look_at_backing_for(&self, time_ns: u64) {
         let until_ns = self.now_ns() + time_ns;
-        while self.now_ns() < until_ns {
-            self.look_at_backing();
+        while self.look_at_backing() > 0 && self.now_ns() < until_ns {
             self.pause_backing();
         }
     }

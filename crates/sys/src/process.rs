@@ -92,6 +92,13 @@ pub fn pid_namespace() -> u32 {
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
+/// Whether this process is the first of its session, as what a terminal was opened for.
+#[must_use]
+pub fn leads_session() -> bool {
+    use rustix::process::{getpid, getsid};
+    getsid(None).is_ok_and(|session| session == getpid())
+}
+
 /// Whether two processes have one address space; false if nobody can say (`kcmp` is not there, or refused).
 #[must_use]
 pub fn share_memory(one: u32, other: u32) -> bool {

@@ -245,7 +245,7 @@ impl Life<'_> {
                     let mut line = format!("{data} of contents are saved in '{}'", path.display());
                     if let Some(lost) = saved::lost_units(done.lost) {
                         line += &format!("; {lost}");
-                        let before = Some(before(path)).filter(|it| asked.is_none() && it.exists());
+                        let before = Some(before(path)).filter(|it| done.unread > 0 && it.exists());
                         let told =
                             |it: PathBuf| format!("; the file of before is '{}'", it.display());
                         line += &before.map_or_else(String::new, told);

@@ -3,7 +3,8 @@
 //! Once a second: what is available, less a reserve, is what the run may have in addition to what
 //! it has; where the reserve is used up, the run gives so much back. While the kernel itself is
 //! under pressure (PSI), the run gives back a 64th of the machine's or cgroup's memory with each
-//! look, whatever seems to be available.
+//! look, whatever seems to be available; unless that is most of all memory: then others wait, in a
+//! cgroup of their own, for what they would not get from the run.
 //!
 //! The processes of a run share this limit as any other (`quota.rs`). With `--per-process` each may
 //! grow by all of what is left, as without zfolio; what must be given back is shared out by size.
@@ -48,17 +49,26 @@ pub(super) struct Auto {
     directory: PathBuf,
     tree: bool,
     next_ns: u64,
+    /// By how much the run could have grown at the last look.
+    room_before: i64,
 }
 
 impl Auto {
     /// For a run whose figures are in `directory`.
     pub(super) fn new(directory: PathBuf, tree: bool) -> Auto {
-        Auto { run: std::process::id(), directory, tree, next_ns: 0 }
+        Auto { run: std::process::id(), directory, tree, next_ns: 0, room_before: i64::MAX }
     }
 
     /// The time until the next look.
     pub(super) fn rest(&self) -> Duration {
         Duration::from_nanos(self.next_ns.saturating_sub(clock::monotonic_ns()))
+    }
+
+    /// The room for which there was room at the last look too. What a process had that has just ended is available
+    /// already, and the run is charged with it still: to count it twice would let the others grow beyond what there is.
+    fn steady(&mut self, room: i64) -> i64 {
+        let before = std::mem::replace(&mut self.room_before, room);
+        room.min(before.max(0))
     }
 
     /// Looks, if it is time, and asks for other limits.
@@ -69,7 +79,7 @@ impl Auto {
         }
         self.next_ns = now_ns + LOOK_NS;
         let Some((all, left)) = Allowance::here().zip(allowance::left()) else { return };
-        let room = room(all.bytes, left);
+        let room = self.steady(room(all.bytes, left));
         if self.tree {
             let Some(ledger) = ledger_file::read(&self.directory, self.run) else { return };
             let limit = limit(room, ledger.sum_bytes().0, 1.0, all.bytes);
@@ -107,7 +117,7 @@ pub(super) fn first_limit() -> Option<u64> {
 fn room(all_bytes: u64, left: Left) -> i64 {
     let reserve = (all_bytes / RESERVE_SHARE).clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX);
     let room = signed(left.bytes) - signed(reserve);
-    let is_pressed = left.pressure_percent >= PRESSURE_PERCENT;
+    let is_pressed = left.pressure_percent >= PRESSURE_PERCENT && left.bytes <= all_bytes / 2;
     if is_pressed { room.min(-signed(all_bytes / PRESSURE_SHARE)) } else { room }
 }
 
@@ -120,7 +130,7 @@ fn limit(room: i64, bytes: u64, part: f64, all_bytes: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_new, limit, room, signed};
+    use super::{Auto, is_new, limit, room, signed};
     use crate::allowance::Left;
 
     const GIB: u64 = 1 << 30;
@@ -151,6 +161,21 @@ mod tests {
     fn pressure_asks_for_memory_whatever_is_left() {
         assert_eq!(room(8 * GIB, left(4 * GIB, 12.5)), -signed(GIB / 8));
         assert_eq!(room(8 * GIB, left(0, 12.5)), -signed(GIB / 2), "the larger of both");
+    }
+
+    /// Goal: memory that becomes free is used at the second look, so that of a process that has just ended does not
+    /// count twice; what is missing is given back at once, and once.
+    #[test]
+    fn only_what_was_there_before_is_used() {
+        let mut auto = Auto::new("/nowhere".into(), true);
+        let looks = [500, 400, 4400, 4400, -30, 0, 100].map(|room| auto.steady(room));
+        assert_eq!(looks, [500, 400, 400, 4400, -30, 0, 0]);
+    }
+
+    /// A regression: a run on an idle machine went down to the least limit while another cgroup was at its own.
+    #[test]
+    fn pressure_of_others_takes_nothing_of_a_machine_that_has_plenty() {
+        assert_eq!(room(8 * GIB, left(5 * GIB, 60.0)), room(8 * GIB, left(5 * GIB, 0.0)));
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub(super) struct Supervisor {
     own: usize,
     quota: Quota,
     /// When each process of another namespace was last seen.
-    last_seen_ns: BTreeMap<usize, u64>,
+    last_seen: BTreeMap<usize, (Owner, u64)>,
     /// What is missing in the ledger, and since when it is just that.
     missing: (i64, u64),
     families: Families,
@@ -114,7 +114,7 @@ impl Supervisor {
             namespace,
             own,
             quota: Quota::default(),
-            last_seen_ns: BTreeMap::new(),
+            last_seen: BTreeMap::new(),
             missing: (0, 0),
             families: Families::default(),
             copying: BTreeMap::new(),
@@ -177,7 +177,7 @@ impl Supervisor {
         self.asked_bytes_max = self.asked_bytes_max();
         self.ledger.follow_asked();
         let seen: Vec<Seen<'_>> = tree.alive().collect();
-        self.free_the_dead(now_ns, &seen);
+        self.free_the_dead(now_ns, &seen, tree);
         let unwatched = self.charge_others(&seen);
         self.find_lost(now_ns);
         let views = self.seats().map(|(index, seat)| view(index, seat, self.ahead(now_ns, index)));
@@ -222,23 +222,27 @@ impl Supervisor {
         self.ledger.seats().filter(move |(index, _)| *index != own)
     }
 
-    /// Frees the slots of processes that are gone.
-    fn free_the_dead(&mut self, now_ns: u64, seen: &[Seen<'_>]) {
+    /// Frees the slots of processes that are gone, and of those that have executed a program without the library.
+    fn free_the_dead(&mut self, now_ns: u64, seen: &[Seen<'_>], tree: &Tree) {
         for (index, seat) in self.seats() {
             let owner = seat.owner();
-            let is_seen = seen.iter().any(|one| one.is(owner));
+            let its = seen.iter().find(|one| one.is(owner));
             let is_alive = if self.is_here(owner) {
                 proc::is_alive(owner.pid, owner.start_ticks)
             } else {
-                let last_ns = self.last_seen_ns.entry(index).or_insert(now_ns);
-                *last_ns = if is_seen { now_ns } else { *last_ns };
-                now_ns - *last_ns < UNSEEN_NS
+                let last = self.last_seen.entry(index).or_insert((owner, now_ns));
+                if its.is_some() || last.0 != owner {
+                    *last = (owner, now_ns);
+                }
+                now_ns - last.1 < UNSEEN_NS
             };
+            // Nobody watches any more, whatever the program before has left there.
+            let is_left = seat.watches() && its.is_some_and(|one| tree.is_without_library(one.pid));
             // Its number may be another process's by now.
-            if !is_alive && seat.owner() == owner {
+            if (!is_alive || is_left) && seat.owner() == owner {
                 self.ledger.release(index);
                 self.quota.forget(index);
-                self.last_seen_ns.remove(&index);
+                self.last_seen.remove(&index);
             }
         }
     }
@@ -395,7 +399,7 @@ fn view(index: usize, seat: Seat<'_>, ahead: u64) -> View {
 
 #[cfg(test)]
 mod tests {
-    use super::Supervisor;
+    use super::{Supervisor, UNSEEN_NS};
     use crate::run::tree::Tree;
     use std::process::Command;
     use zfolio_core::budget::WriteBudget;
@@ -423,6 +427,48 @@ mod tests {
         child.wait().unwrap();
         supervisor.look(2, &tree);
         assert_eq!(supervisor.ledger.free_bytes(), 256 << 20);
+        assert_eq!(supervisor.seats().count(), 0);
+    }
+
+    /// A regression: a process that executed a program without the library kept its share, and what that program took
+    /// was charged to nobody. Method: `sleep`, whose slot says that it watches.
+    #[test]
+    fn a_process_with_another_program_leaves_its_share() {
+        let Some(mut supervisor) = Supervisor::new(256 * MIB, WriteBudget::NONE) else { return };
+        let mut child = Command::new("sleep").arg("30").spawn().unwrap();
+        let start_ticks = crate::stats_file::start_ticks(child.id()).unwrap();
+        let owner = Owner { pid: child.id(), namespace: supervisor.namespace, start_ticks };
+        let seat = supervisor.ledger.seat(supervisor.ledger.enter(owner).unwrap());
+        assert_eq!(seat.take(100 * MIB, 100 * MIB), 100 * MIB);
+        seat.set_reclaims();
+        let mut tree = Tree::new(child.id(), "no-such-library.so".to_owned(), None);
+        while !tree.is_without_library(child.id()) {
+            tree.look();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        supervisor.look(1, &tree);
+        assert_eq!(supervisor.seats().count(), 0);
+        let charged = 256 * MIB - u64::try_from(supervisor.ledger.free_bytes()).unwrap();
+        assert!(charged > 0 && charged < 64 * MIB, "{charged}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Goal: a slot that another process has taken meanwhile is not freed for the one that had it. Method: owners of
+    /// another PID namespace, whom no look sees.
+    #[test]
+    fn a_slot_is_not_freed_for_its_last_owner() {
+        let Some(mut supervisor) = Supervisor::new(256 * MIB, WriteBudget::NONE) else { return };
+        let tree = Tree::new(std::process::id(), "no-such-library.so".to_owned(), None);
+        let owner = |pid| Owner { pid, namespace: supervisor.namespace ^ 1, start_ticks: 1 };
+        let (first, second) = (owner(5_000_001), owner(5_000_002));
+        let index = supervisor.ledger.enter(first).unwrap();
+        supervisor.look(1, &tree);
+        supervisor.ledger.release(index);
+        assert_eq!(supervisor.ledger.enter(second), Some(index));
+        supervisor.look(1 + UNSEEN_NS, &tree);
+        assert_eq!(supervisor.seats().count(), 1);
+        supervisor.look(1 + 2 * UNSEEN_NS, &tree);
         assert_eq!(supervisor.seats().count(), 0);
     }
 

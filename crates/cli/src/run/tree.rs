@@ -377,6 +377,13 @@ impl Tree {
         })
     }
 
+    /// Whether the library is certainly not in a process: it executes a program that does not load it.
+    pub(super) fn is_without_library(&self, pid: u32) -> bool {
+        let member = self.members.get(&pid);
+        member.is_some_and(|one| matches!(one.standing, Standing::Other(_, false)))
+            && proc::loads(pid, &self.library) == Some(false)
+    }
+
     /// How many processes there were: those that were seen, and those of `files` that ended between two looks.
     pub(super) fn count(&self, files: &[StatsFile]) -> usize {
         let unseen = files.iter().filter(|file| !self.seen.contains(&file.key()));

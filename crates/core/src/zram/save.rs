@@ -131,6 +131,8 @@ pub struct Saved {
     pub bytes: u64,
     /// Units that are lost, of those.
     pub lost: u64,
+    /// Units that this save could not read, of those: they were not lost before.
+    pub unread: u64,
 }
 
 impl<S: PageSource> Zram<S> {
@@ -194,6 +196,7 @@ impl<S: PageSource> Zram<S> {
                         return Err(SaveError::Unread { unit, error });
                     }
                     saved.lost += 1;
+                    saved.unread += u64::from(error.is_transient());
                     scratch.fill(0);
                     self.note_lost(unit, &scratch, &mut writer);
                     Ok(true)

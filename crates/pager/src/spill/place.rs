@@ -679,12 +679,13 @@ impl Place {
     ///
     /// # Errors
     ///
-    /// See [`Medium::lend`].
+    /// See [`Medium::lend`]. And a file whose number cannot be told from another's later (`fstat` is forbidden).
     pub(crate) fn lend(&self) -> Result<Lent, Errno> {
         let Some(areas) = self.areas.get() else { return Ok(Lent::default()) };
         let open = self.open.lock();
         let lend = |(id, disk): &(AreaId, Arc<SpillDisk>)| {
-            disk.medium().lend(open.thread).map(|file| (*id, file.into()))
+            let file = Exposed::from(disk.medium().lend(open.thread)?);
+            if file.is_same() { Ok((*id, file)) } else { Err(Errno::PERM) }
         };
         open.with_objects(areas).map(lend).collect::<Result<Vec<_>, _>>().map(Lent)
     }
