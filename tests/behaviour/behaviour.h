@@ -84,7 +84,7 @@ static inline double now(void) {
 /* When the case began. */
 static double began;
 
-/* Whether a case that does the same `rounds` times, with other chances of meeting other threads, has round `round`. If
+/* Whether a case that does the same `rounds` times, since each time other threads are elsewhere, has round `round`. If
  * the runner bounds its seconds (BEHAVIOUR_SECONDS), an eighth of the rounds is done, and the others while there is
  * time. */
 __attribute__((unused)) static int goes_on(int round, int rounds) {

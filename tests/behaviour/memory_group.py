@@ -11,13 +11,14 @@ ROOT = pathlib.Path("/sys/fs/cgroup")
 
 def own_group():
     """The folder of the memory cgroup of this process, and the name of the file that has its limit."""
-    for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            return ROOT / "memory" / path.lstrip("/"), "memory.limit_in_bytes"
-    for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
-        if line.startswith("0::"):
-            return ROOT / line[3:].lstrip("/"), "memory.max"
+    lines = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
+    paths = {name: path.lstrip("/") for _, names, path in (line.split(":", 2) for line in lines)
+             for name in names.split(",")}
+    if "memory" in paths:
+        return ROOT / "memory" / paths["memory"], "memory.limit_in_bytes"
+    # The line of version 2 names no controller.
+    if "" in paths:
+        return ROOT / paths[""], "memory.max"
     raise Unable("no memory cgroup is mounted")
 
 

@@ -61,7 +61,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// What requests begin with that may take long. The text of `block_state` has a line for each unit.
 const LONG: [&str; 4] = ["write ", "save ", "stop", "read block_state"];
 
-/// The rank of the lock of those who ask for the end, and of that of the end.
+/// The ranks of the locks of who asked for the end, and of whether the disk is about to end: nobody has both.
 const RANK_ASKED: u8 = 1;
 const RANK_ENDING: u8 = 1;
 

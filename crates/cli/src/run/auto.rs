@@ -3,8 +3,8 @@
 //! Once a second: what is available, less a reserve, is what the run may have in addition to what
 //! it has; where the reserve is used up, the run gives so much back. While the kernel itself is
 //! under pressure (PSI), the run gives back a 64th of the machine's or cgroup's memory with each
-//! look, whatever seems to be available; unless that is most of all memory: then others wait, in a
-//! cgroup of their own, for what they would not get from the run.
+//! look, also if some seems to be available; but not if that is more than half of all memory: then
+//! tasks of another cgroup wait at its own limit, and what the run gives back would not help them.
 //!
 //! The processes of a run share this limit as any other (`quota.rs`). With `--per-process` each may
 //! grow by all of what is left, as without zfolio; what must be given back is shared out by size.
@@ -64,8 +64,8 @@ impl Auto {
         Duration::from_nanos(self.next_ns.saturating_sub(clock::monotonic_ns()))
     }
 
-    /// The room for which there was room at the last look too. What a process had that has just ended is available
-    /// already, and the run is charged with it still: to count it twice would let the others grow beyond what there is.
+    /// So much of `room` as there was at the last look too. When a process has just ended, its memory is available
+    /// already, and the run is still charged with it: counted twice, it would let the others grow beyond what there is.
     fn steady(&mut self, room: i64) -> i64 {
         let before = std::mem::replace(&mut self.room_before, room);
         room.min(before.max(0))

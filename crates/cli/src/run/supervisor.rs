@@ -401,11 +401,21 @@ fn view(index: usize, seat: Seat<'_>, ahead: u64) -> View {
 mod tests {
     use super::{Supervisor, UNSEEN_NS};
     use crate::run::tree::Tree;
-    use std::process::Command;
+    use std::process::{Child, Command};
     use zfolio_core::budget::WriteBudget;
-    use zfolio_core::ledger::Owner;
+    use zfolio_core::ledger::{Owner, Seat};
 
     const MIB: u64 = 1 << 20;
+
+    /// A process that sleeps, and its slot with 100 MiB beside its first share.
+    fn with_a_share(supervisor: &Supervisor) -> (Child, Seat<'static>) {
+        let child = Command::new("sleep").arg("30").spawn().unwrap();
+        let start_ticks = crate::stats_file::start_ticks(child.id()).unwrap();
+        let owner = Owner { pid: child.id(), namespace: supervisor.namespace, start_ticks };
+        let seat = supervisor.ledger.seat(supervisor.ledger.enter(owner).unwrap());
+        assert_eq!(seat.take(100 * MIB, 100 * MIB), 100 * MIB);
+        (child, seat)
+    }
 
     /// Goal: the share of a process that was killed is free at the next look; that of a living one
     /// is not.
@@ -415,11 +425,7 @@ mod tests {
             eprintln!("SKIPPED: no /dev/shm");
             return;
         };
-        let mut child = Command::new("sleep").arg("30").spawn().unwrap();
-        let start_ticks = crate::stats_file::start_ticks(child.id()).unwrap();
-        let owner = Owner { pid: child.id(), namespace: supervisor.namespace, start_ticks };
-        let seat = supervisor.ledger.seat(supervisor.ledger.enter(owner).unwrap());
-        assert_eq!(seat.take(100 * MIB, 100 * MIB), 100 * MIB);
+        let (mut child, seat) = with_a_share(&supervisor);
         let tree = Tree::new(child.id(), "no-such-library.so".to_owned(), None);
         supervisor.look(1, &tree);
         assert_eq!(seat.share_bytes(), 104 * MIB);
@@ -435,11 +441,7 @@ mod tests {
     #[test]
     fn a_process_with_another_program_leaves_its_share() {
         let Some(mut supervisor) = Supervisor::new(256 * MIB, WriteBudget::NONE) else { return };
-        let mut child = Command::new("sleep").arg("30").spawn().unwrap();
-        let start_ticks = crate::stats_file::start_ticks(child.id()).unwrap();
-        let owner = Owner { pid: child.id(), namespace: supervisor.namespace, start_ticks };
-        let seat = supervisor.ledger.seat(supervisor.ledger.enter(owner).unwrap());
-        assert_eq!(seat.take(100 * MIB, 100 * MIB), 100 * MIB);
+        let (mut child, seat) = with_a_share(&supervisor);
         seat.set_reclaims();
         let mut tree = Tree::new(child.id(), "no-such-library.so".to_owned(), None);
         while !tree.is_without_library(child.id()) {
@@ -477,11 +479,7 @@ mod tests {
     #[test]
     fn an_unwatched_process_keeps_what_it_uses_when_memory_is_scarce() {
         let Some(mut supervisor) = Supervisor::new(256 * MIB, WriteBudget::NONE) else { return };
-        let mut child = Command::new("sleep").arg("30").spawn().unwrap();
-        let start_ticks = crate::stats_file::start_ticks(child.id()).unwrap();
-        let owner = Owner { pid: child.id(), namespace: supervisor.namespace, start_ticks };
-        let seat = supervisor.ledger.seat(supervisor.ledger.enter(owner).unwrap());
-        assert_eq!(seat.take(100 * MIB, 100 * MIB), 100 * MIB);
+        let (mut child, seat) = with_a_share(&supervisor);
         let mut tree = Tree::new(child.id(), "no-such-library.so".to_owned(), None);
         tree.look();
         supervisor.look(1, &tree);
