@@ -41,6 +41,8 @@ pub(crate) enum Served {
     Stored {
         /// Bytes that were compressed after the unit was compressed.
         distance_bytes: u64,
+        /// It was in the pool because the backing had read it.
+        was_fetched: bool,
     },
     /// Another thread had served it already.
     Raced,
@@ -220,7 +222,11 @@ impl Engine {
                 self.note_asked_for(&mut folio, wanted & (Units::one(index) | along));
             }
             let distance_bytes = self.replacement.distance_bytes(folio.left_at(index));
-            let served = if stored { Served::Stored { distance_bytes } } else { Served::Zero };
+            let was_fetched = stored && self.was_fetched(&folio, index);
+            let served = match stored {
+                true => Served::Stored { distance_bytes, was_fetched },
+                false => Served::Zero,
+            };
             // Zeros cost little. Decompressing ahead is left to the prefetching thread.
             let most = if plan.rises && !stored { PLACE_MAX } else { 1 };
             let (brought, decompress_ns) =
@@ -239,7 +245,7 @@ impl Engine {
         waits: &mut Waits,
     ) -> Result<Option<Spare>, Later> {
         let began = self.now_ns();
-        let spare = self.reserve(table, units, cpu, is_ahead)?;
+        let spare = self.reserve(table, units, (cpu, By::Direct), is_ahead)?;
         waits.reclaim_ns += self.now_ns() - began;
         Ok(spare)
     }
@@ -291,7 +297,8 @@ impl Engine {
         if away.is_some() {
             return away;
         }
-        let spare = self.reserve(table, stored, cpu, true).ok().flatten()?;
+        let by = (cpu, By::Background);
+        let spare = self.reserve(table, stored, by, true).ok().flatten()?;
         let Some(mut folio) = lock.try_lock().filter(|folio| missing(folio)) else {
             self.give_spare(Some(spare));
             return None;
@@ -579,14 +586,14 @@ impl Engine {
         &self,
         table: &Table,
         units: Units,
-        cpu: usize,
+        by: (usize, By),
         is_ahead: bool,
     ) -> Result<Option<Spare>, Later> {
         if self.available_bytes() < self.charge.low_bytes() {
             self.ring_reclaimer();
         }
         let before = self.below_limit();
-        let spare = self.make_spare(table, units, cpu);
+        let spare = self.make_spare(table, units, by);
         if is_ahead {
             return Ok(spare.ok().flatten());
         }
@@ -615,7 +622,12 @@ impl Engine {
     /// # Errors
     ///
     /// There will be room once the backing has written.
-    fn make_spare(&self, table: &Table, units: Units, cpu: usize) -> Result<Option<Spare>, Later> {
+    fn make_spare(
+        &self,
+        table: &Table,
+        units: Units,
+        (cpu, by): (usize, By),
+    ) -> Result<Option<Spare>, Later> {
         let bytes = self.geometry().bytes_of(units) as u64;
         let needed = signed(bytes);
         let (mut freed, mut compacted, mut repacked, mut shed) = (0, false, 0, 0);
@@ -658,7 +670,7 @@ impl Engine {
             if headroom >= needed {
                 break;
             }
-            match self.reclaim_one(table, cpu, By::Direct) {
+            match self.reclaim_one(table, cpu, by) {
                 Reclaimed::Captured => {}
                 Reclaimed::Freed => freed += 1,
                 // Nothing is captured until the fork that is about to happen is over. The excess

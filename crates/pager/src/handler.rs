@@ -320,7 +320,7 @@ impl Engine {
                 add(&figures.faults_staged, 1);
                 stats.fault_staged_ns.add(took);
             }
-            Served::Stored { distance_bytes } => {
+            Served::Stored { distance_bytes, .. } => {
                 stats.count_refault(distance_bytes, took, was_away);
                 self.copies.note_wait(took);
             }

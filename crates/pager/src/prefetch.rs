@@ -77,8 +77,8 @@ impl Engine {
         let prefetch = &self.work.prefetch;
         match served {
             Served::Zero => return prefetch.streams.lock().brought_zeros(plan, units),
-            // What was away is brought to the pool ahead, and no further.
-            Served::Stored { .. } if plan.is_expected && !self.store.has_away() => {
+            // What comes from the backing may be on its way still, and is not gone again.
+            Served::Stored { was_fetched: false, .. } if plan.is_expected => {
                 prefetch.streams.lock().was_gone(plan);
             }
             _ => {}

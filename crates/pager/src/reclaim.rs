@@ -42,7 +42,7 @@ use proactive::Proactive;
 pub(crate) enum By {
     /// A thread that waits for memory.
     Direct,
-    /// The background thread.
+    /// The background thread, or another for which nobody waits.
     Background,
 }
 
@@ -165,17 +165,22 @@ const UNPARK_BUSY_NS_MIN: u64 = 20_000_000;
 impl Engine {
     /// Captures folios, or stores one if enough are staged.
     pub(crate) fn reclaim_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
-        let began = self.now_ns();
+        if by == By::Background {
+            return self.in_background(|| self.take_step(table, cpu));
+        }
+        // What this takes is counted with the wait (`Copies::note_wait`).
         let (reclaimed, units) = self.take_step(table, cpu);
-        let (figures, units) = (self.figures(), units.count());
-        // What a direct reclaim takes is counted with the wait (`Copies::note_wait`).
-        let (counter, took) = match by {
-            By::Direct => (&figures.reclaim_direct, 0),
-            By::Background => (&figures.reclaim_background, self.now_ns().saturating_sub(began)),
-        };
-        add(counter, units as u64);
-        self.work.reclaimer.busy.note_background(took);
+        add(&self.figures().reclaim_direct, units.count() as u64);
         reclaimed
+    }
+
+    /// Counts the units that `reclaim` stores, for which nobody waits, and the time that this takes.
+    fn in_background<T>(&self, reclaim: impl FnOnce() -> (T, Units)) -> T {
+        let began = self.now_ns();
+        let (answer, units) = reclaim();
+        add(&self.figures().reclaim_background, units.count() as u64);
+        self.work.reclaimer.busy.note_background(self.now_ns().saturating_sub(began));
+        answer
     }
 
     /// Captures folios, or stores one. Returns the units that were stored.
@@ -188,12 +193,13 @@ impl Engine {
             return (Reclaimed::Captured, Units::NONE);
         }
         let units = self.compress_next(table, cpu);
-        let reclaimed = match (units.is_empty(), captured) {
-            (false, _) => Reclaimed::Freed,
-            (true, true) => Reclaimed::Captured,
-            (true, false) => Reclaimed::Nothing,
-        };
-        (reclaimed, units)
+        if !units.is_empty() {
+            return (Reclaimed::Freed, units);
+        }
+        // All that seemed to be staged may have been touched again, and the queue was full of stale entries.
+        let captured = captured || (staged() <= target && self.capture_next(table, Shared::Copied));
+        let reclaimed = if captured { Reclaimed::Captured } else { Reclaimed::Nothing };
+        (reclaimed, Units::NONE)
     }
 
     /// Captures the next folio of the queue that can be captured, and adjacent folios if they are
@@ -285,7 +291,7 @@ impl Engine {
         let (start, queue, shared) = (first.base, first.queue, first.shared);
         let mut batch = [const { None }; CAPTURE_MAX];
         batch[0] = Some(first);
-        let mut count = 1;
+        let (mut count, mut part) = (1, None);
         let most = self.geometry().at_most(CAPTURE_BYTES_MAX);
         while let Some(Some(last)) = batch.get(count - 1).filter(|_| count < most) {
             let base = last.base + self.geometry().folio_bytes();
@@ -296,7 +302,7 @@ impl Engine {
             let whole = self.goes_whole(&folio);
             let slot = if whole { self.mover.take_hollow_above(&last.slot) } else { None };
             let Some(slot) = slot else {
-                self.requeue(base, queue, folio);
+                part = Some((base, folio));
                 break;
             };
             batch[count] = Some(Outgoing { base, queue, folio, slot, shared });
@@ -315,6 +321,13 @@ impl Engine {
             } else {
                 self.capture(outgoing)
             };
+        }
+        // The one that ended the run is the next of its queue too.
+        if let Some((base, folio)) = part {
+            match self.hollow_slot() {
+                Some(slot) => _ = self.capture(Outgoing { base, queue, folio, slot, shared }),
+                None => self.requeue(base, queue, folio),
+            }
         }
         captured
     }
@@ -468,8 +481,11 @@ mod tests {
 
     use zfolio_core::testing::Random;
 
+    use super::{By, Reclaimed};
     use crate::config::Mode;
     use crate::engine::Engine;
+    use crate::folio::Units;
+    use crate::mover::Shared;
 
     /// Goal: a limit that is passed by far is held again, even if every slot has pages at that
     /// moment. Method: while all slots are free, adopt a mapping of six times the limit with all
@@ -507,6 +523,51 @@ mod tests {
             engine.mover.free_bytes() > before
         };
         assert_eq!([4, 1, 3].map(stays_free), [true, false, true]);
+    }
+
+    /// Goal: if all that is staged has been touched again, other folios are captured. Method: stage as much as is to be
+    /// staged, and bring it back.
+    #[test]
+    fn what_is_not_staged_any_more_does_not_end_reclaim() {
+        if let Err(why) = Mode::Inline.check() {
+            return eprintln!("SKIPPED: {why}");
+        }
+        let engine = Engine::inline_for_test(8 << 20);
+        let space = engine.adopted(32 << 20, |bytes| bytes.fill(7));
+        let table = engine.table.read();
+        while engine.replacement.staged_folios() <= engine.charge.staged_target() {
+            assert!(engine.capture_next(&table, Shared::Copied));
+        }
+        for (base, lock) in table.known_folios(space.address(), space.address() + space.bytes()) {
+            engine.bring_staged(&mut lock.lock(), base, engine.geometry().all());
+        }
+        assert!(
+            engine.replacement.staged_folios() > engine.charge.staged_target(),
+            "stale entries"
+        );
+        assert_eq!(engine.reclaim_one(&table, 0, By::Direct), Reclaimed::Captured);
+        drop(table);
+        engine.unmap_adopted(&space);
+    }
+
+    /// Goal: a folio that is not whole goes out in its turn, also if it lies above a whole one. Method: four folios, the
+    /// second with a unit that cannot be moved now.
+    #[test]
+    fn a_part_of_a_folio_waits_for_no_other_turn() {
+        if let Err(why) = Mode::Inline.check() {
+            return eprintln!("SKIPPED: {why}");
+        }
+        let engine = Engine::inline_for_test(8 << 20);
+        let folio = engine.geometry().folio_bytes();
+        let space = engine.adopted(4 * folio, |bytes| bytes.fill(7));
+        let second = space.address() + folio;
+        let table = engine.table.read();
+        table.known(second).expect("adopted").lock().refused = Units::one(0);
+        assert!(engine.capture_next(&table, Shared::Copied));
+        let staged = |base| table.known(base).expect("adopted").lock().staged.is_some();
+        assert!(staged(space.address()) && staged(second));
+        drop(table);
+        engine.unmap_adopted(&space);
     }
 
     /// Goal: a limit that cannot be held leaves the floor to the program, with a reserve for its faults

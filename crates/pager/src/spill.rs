@@ -388,6 +388,11 @@ impl Engine {
         tickets
     }
 
+    /// Whether a stored unit is in the pool because the backing has read it.
+    pub(crate) fn was_fetched(&self, folio: &Folio, index: usize) -> bool {
+        folio.copy_of(index).is_some_and(|copy| self.store.keeps_location(copy))
+    }
+
     /// Has units fetched, at the next poll; of these a fault waits for `touched`.
     pub(crate) fn fetch(&self, _table: &Table, tickets: &Tickets, touched: Option<Ticket>) {
         self.store.fetch(tickets.all(), |ticket| Some(ticket) == touched);

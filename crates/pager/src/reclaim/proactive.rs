@@ -223,10 +223,11 @@ impl Engine {
 
     /// Compresses the oldest staged folio. False: that was not possible.
     fn compress_soaked(&self, table: &Table) -> bool {
-        let units = self.compress_next(table, self.cpu()).count() as u64;
-        add(&self.figures().reclaim_background, units);
-        add(&self.figures().reclaim_proactive, units);
-        units > 0
+        self.in_background(|| {
+            let units = self.compress_next(table, self.cpu());
+            add(&self.figures().reclaim_proactive, units.count() as u64);
+            (!units.is_empty(), units)
+        })
     }
 
     /// Folios that lie in the staging area before the oldest of them is compressed.
