@@ -187,8 +187,8 @@ impl Switch {
     /// Switches it on or off, whatever the votes.
     pub fn set(&self, on: bool) {
         self.votes.store(0, Relaxed);
-        self.is_on.store(on, Relaxed);
-        if on {
+        let was_on = self.is_on.swap(on, Relaxed);
+        if on && !was_on {
             let patience = self.patience.load(Relaxed) * PATIENCE_FACTOR;
             self.patience.store(patience.min(REVIEWS_MAX), Relaxed);
         }
@@ -202,6 +202,17 @@ mod tests {
 
     fn worth(saved_ns: u64, bytes: u64) -> Worth {
         Worth { saved_ns, bytes }
+    }
+
+    /// Goal: only a change makes the way back longer.
+    #[test]
+    fn what_is_on_already_is_as_easy_to_switch_off() {
+        let needed = |times: u32| {
+            let switch = Switch::default();
+            (0..times).for_each(|_| switch.set(true));
+            (1..).find(|_| switch.vote(false, 0)).expect("at some time")
+        };
+        assert_eq!(needed(1), needed(5));
     }
 
     /// Goal: uses are compared by the byte, and a quarter is noise, by figures that can be checked by hand.

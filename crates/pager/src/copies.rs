@@ -77,6 +77,9 @@ const WINDOW_SHARE: u64 = 32;
 /// So many copies are kept whatever they are worth: they show whether units go out clean.
 const BUDGET_MIN: usize = 64;
 
+/// A longer wait counts as this long: the process may have been stopped for hours.
+const WAIT_NS_MAX: u64 = 1_000_000_000;
+
 /// How many folios lose their copies in one call.
 const DROP_FOLIOS: usize = 16;
 
@@ -234,7 +237,8 @@ impl Ledger {
         ];
         for counter in all {
             let value = counter.load(Relaxed);
-            counter.store(value - value / FORGET_SHARE, Relaxed);
+            // Rounded up, so that what has ended is forgotten altogether.
+            counter.store(value - value.div_ceil(FORGET_SHARE), Relaxed);
         }
     }
 }
@@ -354,7 +358,7 @@ impl Copies {
 
     /// Notes that a fault waited for a load.
     pub(crate) fn note_wait(&self, took_ns: u64) {
-        self.ledger.wait_ns.fetch_add(took_ns, Relaxed);
+        self.ledger.wait_ns.fetch_add(took_ns.min(WAIT_NS_MAX), Relaxed);
     }
 
     /// Notes that `clean` units went out unchanged, and `compressed` units were compressed in

@@ -18,9 +18,13 @@ const UNIT: u64 = 16 << 10;
 /// As measured with lz4 and zstd on a heap of node: 16 KiB shrink to 6 KiB in 10 us and come back
 /// in 6, or to 4 KiB in 50 us and come back in 30.
 fn samples() -> Samples {
+    Samples::of(measured())
+}
+
+fn measured() -> [Sums; 2] {
     let fast = Sums { bytes: 6 << 10, compress_ns: 10_000, decompress_ns: 6_000 };
     let dense = Sums { bytes: 4 << 10, compress_ns: 50_000, decompress_ns: 30_000 };
-    Samples::of([fast, dense])
+    [fast, dense]
 }
 
 /// 2000 loads of 50 us each, of which the dense codec would save a share.
@@ -223,6 +227,26 @@ fn a_large_pool_is_one_that_the_dense_codec_makes_smaller() {
     noise.sums = [Sums::default(); 2];
     (0..SAMPLES_MIN).for_each(|_| noise.note([sums, sums]));
     assert!(!noise.is_large(stored(192), 72 * MIB), "nothing shrinks");
+}
+
+/// Goal: one measurement during which the thread lost its CPU decides nothing. Method: it falls on either codec.
+#[test]
+fn one_measurement_that_took_long_decides_nothing() {
+    let decides = |outlier: Option<usize>, span: &Span| {
+        let mut samples = samples();
+        for at in 0..100 {
+            let mut measured = measured();
+            if let Some(codec) = outlier.filter(|_| at == 50) {
+                measured[codec].compress_ns = 4_000_000;
+            }
+            samples.note(measured);
+        }
+        pays(&samples, false, span)
+    };
+    for outlier in [None, Some(0), Some(1)] {
+        assert_eq!(decides(outlier, &span(40, 900)), Some(false), "40 ms against 29 and 4");
+        assert_eq!(decides(outlier, &span(60, 1800)), Some(true), "60 ms against 19 and 24");
+    }
 }
 
 /// Goal: samples are never far apart. Method: the largest gap between two of them.
