@@ -5,6 +5,7 @@
 //! - `INL-1` The handler runs with every signal blocked, so it is never interrupted while it holds
 //!   a lock of an engine.
 //! - `INL-2` A SIGBUS that no engine serves goes to the handler that was installed before ours.
+//! - `INL-3` The handler leaves `errno` as it was: the thread may be between a call that failed and its look at `errno`.
 //!
 //! The engines are found in a fixed table of weak slots, without a lock: a handler may run at any
 //! time.
@@ -23,7 +24,9 @@ use crate::spill::{Later, Tries};
 /// How many pagers in inline mode a process can have at the same time.
 pub(crate) const ENGINES: usize = 64;
 
-/// One inline engine, and how many threads are inside a handler that may use it.
+/// One inline engine, and how many threads are inside a handler that may use it. In a cache line of its own, since
+/// all threads that fault write to it.
+#[repr(align(64))]
 struct Slot {
     engine: AtomicPtr<Engine>,
     inside: AtomicUsize,
@@ -102,13 +105,16 @@ extern "C" fn forget_all() {
 #[allow(unsafe_code, reason = "the handler")]
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let began = clock::monotonic_ns();
+    let errno = Errno::of_this_thread();
     // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo.
     let about = unsafe { &*info };
     // SAFETY: SIGBUS has an address.
     let address = unsafe { about.si_addr() } as usize;
     // A signal that was sent by a process has no address.
     let slots = if about.si_code > 0 { &SLOTS[..] } else { &[] };
-    for slot in slots {
+    // Who sees no engine there has no memory of one that is registered only now.
+    let has_engine = |slot: &&Slot| !slot.engine.load(Ordering::Relaxed).is_null();
+    for slot in slots.iter().filter(has_engine) {
         slot.inside.fetch_add(1, Ordering::SeqCst);
         let engine = slot.engine.load(Ordering::SeqCst);
         // SAFETY: a pointer in a slot is a live engine while `inside` is counted: Registered::drop
@@ -119,7 +125,33 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
             return;
         }
     }
+    drop(errno);
     pass_on(signal, info, context);
+}
+
+/// Puts `errno` back when it is dropped (`INL-3`).
+struct Errno {
+    place: *mut c_int,
+    before: c_int,
+}
+
+#[allow(unsafe_code, reason = "errno is the C library's")]
+impl Errno {
+    fn of_this_thread() -> Errno {
+        // SAFETY: no precondition.
+        let place = unsafe { libc::__errno_location() };
+        // SAFETY: the place is this thread's, for as long as it lives.
+        let before = unsafe { *place };
+        Errno { place, before }
+    }
+}
+
+#[allow(unsafe_code, reason = "errno is the C library's")]
+impl Drop for Errno {
+    fn drop(&mut self) {
+        // SAFETY: as above; an Errno is not sent to another thread, since it has a pointer.
+        unsafe { *self.place = self.before };
+    }
 }
 
 /// Hands a SIGBUS that is not ours to the previous handler (`INL-2`).

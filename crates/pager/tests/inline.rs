@@ -168,6 +168,30 @@ fn threads_fault_side_by_side() {
     });
 }
 
+/// Goal: a fault leaves `errno` as it was. Method: threads that fault on the same folios by turns, so that they wait for
+/// each other's locks, each between a call that fails and its look at the error.
+#[test]
+fn a_fault_leaves_errno_alone() {
+    let pager = Pager::builder().limit(8 << 20).build().unwrap();
+    let mut region = pager.map(32 * MIB).unwrap();
+    fill(&mut region, 1);
+    let region = &region[..];
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for at in (0..region.len()).step_by(4096).cycle().take(30_000) {
+                    let _ = std::fs::metadata("/nowhere");
+                    let byte = std::hint::black_box(&region[at]);
+                    let byte = std::hint::black_box(*byte);
+                    let error = std::io::Error::last_os_error();
+                    assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{at} {byte}");
+                }
+            });
+        }
+    });
+    assert!(figure(&pager, "faults_stored") > 0);
+}
+
 /// Goal: data that does not compress is never lost; the limit is passed instead.
 #[test]
 fn incompressible_data_goes_over_the_limit_and_is_kept() {

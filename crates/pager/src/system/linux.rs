@@ -125,7 +125,11 @@ impl System for Linux {
     }
 
     fn is_changing(&self) -> Result<bool, Errno> {
-        self.program.is_changing()
+        match self.mode {
+            Mode::Handler => self.program.is_changing(),
+            // No events are sent, so the kernel answers that none waits to be read.
+            Mode::Inline => Ok(false),
+        }
     }
 
     fn residency(&self, start: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno> {
