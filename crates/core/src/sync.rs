@@ -185,6 +185,10 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
         if let Some(guard) = schedule::until(|| self.try_write()) {
             return guard;
         }
+        // Mostly the lock is free, and there is no need to say that somebody tries.
+        if let Some(guard) = self.try_write() {
+            return guard;
+        }
         self.trying.fetch_add(1, Relaxed);
         let tried = (0..times).find_map(|_| {
             let guard = self.try_write();

@@ -41,7 +41,8 @@ impl Bell {
 
     /// Rings if the thread sleeps or is about to. Returns whether it did.
     pub(crate) fn wake_sleeper(&self) -> bool {
-        let sleeps = self.idle.swap(false, Relaxed);
+        // Read first: a write would take the bell from the CPU of a thread that looks at it.
+        let sleeps = self.idle.load(Relaxed) && self.idle.swap(false, Relaxed);
         if sleeps {
             self.ring();
         }

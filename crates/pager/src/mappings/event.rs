@@ -118,6 +118,8 @@ struct Faults {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     changes: RwLock<{ rank::INBOX }, VecDeque<Event>>,
+    /// How many changes wait: the handler asks at each fault, while another thread moves memory and has their lock.
+    waiting: AtomicUsize,
     faults: Mutex<{ rank::FAULTS }, Faults>,
     /// How many faults are aside.
     aside: AtomicUsize,
@@ -142,6 +144,7 @@ impl Locked<'_> {
     /// Forgets all messages, the assistants and who tried to read: a child of `fork` has none of the threads.
     pub(crate) fn clear(&mut self) {
         self.changes.clear();
+        self.inbox.count(&self.changes);
         self.faults.next.clear();
         self.faults.aside.clear();
         self.inbox.aside.store(0, Ordering::Relaxed);
@@ -155,7 +158,8 @@ impl Default for Inbox {
         let room = || VecDeque::with_capacity(WAITING_MAX);
         let faults = Faults { next: room(), aside: VecDeque::with_capacity(WAITING_MAX) };
         let (changes, faults) = (RwLock::new(room()), Mutex::new(faults));
-        Inbox { changes, faults, aside: AtomicUsize::new(0), in_hand: AtomicUsize::new(0) }
+        let zero = || AtomicUsize::new(0);
+        Inbox { changes, waiting: zero(), faults, aside: zero(), in_hand: zero() }
     }
 }
 
@@ -238,9 +242,16 @@ impl Inbox {
     fn keep(&self, changes: &mut VecDeque<Event>, event: Event) {
         if is_change(event.message) {
             changes.push_back(event);
+            self.count(changes);
         } else {
             self.faults.lock().next.push_back(event);
         }
+    }
+
+    /// To be called after each change of the list.
+    fn count(&self, changes: &VecDeque<Event>) {
+        // Release: pairs with the Acquire in has_change(). Who sees no change that waits sees what was applied.
+        self.waiting.store(changes.len(), Ordering::Release);
     }
 
     /// Locks the inbox for a `fork`, since the handler looks into the inbox without the table.
@@ -320,7 +331,8 @@ impl Inbox {
 
     /// Whether a change waits to be applied.
     pub(crate) fn has_change(&self) -> bool {
-        !self.changes.read().is_empty()
+        // Acquire: pairs with the Release in count().
+        self.waiting.load(Ordering::Acquire) > 0
     }
 
     /// Keeps the changes as they are for one move or copy. A thread that waits to read messages goes first: else one
@@ -344,7 +356,9 @@ impl Inbox {
 
     /// Removes the first change; the caller has the table for writing. Faults stay, for the handler.
     fn drop_change(&self) {
-        self.changes.write().pop_front();
+        let mut changes = self.changes.write();
+        changes.pop_front();
+        self.count(&changes);
     }
 }
 

@@ -20,6 +20,10 @@ use std::time::Duration;
 /// Polling ends when the program has not faulted for so long.
 const FAULT_NS: u64 = 100_000;
 
+/// How often the faults are looked at. Their counts are in memory that the handler writes at each fault; a look takes
+/// it from the handler's CPU.
+const LOOK_NS: u64 = 10_000;
+
 /// A yield that takes so long: somebody else needed the CPU...
 const AWAY_NS: u64 = 200_000;
 
@@ -72,7 +76,7 @@ impl HaltPoll {
         }
         let mut now = world.now_ns();
         let end_ns = now.saturating_add(u64::try_from(most.as_nanos()).unwrap_or(u64::MAX));
-        let mut fault_ns = now;
+        let (mut fault_ns, mut looked_ns) = (now, now);
         while now >= self.after_ns && now - fault_ns < FAULT_NS && now < end_ns {
             if world.rang() {
                 return None;
@@ -86,8 +90,11 @@ impl HaltPoll {
             if took >= AWAY_NS {
                 self.after_ns = now + PATIENCE * took;
             }
-            if self.has_faulted(world) {
-                fault_ns = now;
+            if now - looked_ns >= LOOK_NS {
+                looked_ns = now;
+                if self.has_faulted(world) {
+                    fault_ns = now;
+                }
             }
         }
         let left_ns = end_ns.saturating_sub(now);
