@@ -596,6 +596,28 @@ fn handle<B>(fixture: &Fixture<B>, at: usize) -> crate::zsmalloc::Handle {
     fixture.entries[at].as_ref().expect("it is stored").0
 }
 
+/// Goal: fetched entries keep their locations, whatever their handles are: who let one go to make place for another
+/// left it in memory for good. Method: two entries whose handles differ by 4096 are fetched, and put away.
+#[test]
+fn entries_of_like_handles_keep_their_locations() {
+    const APART: usize = 4096;
+    let mut fixture = Fixture::<Faulty>::new(unit(0));
+    fixture.units = (0..=APART).map(|at| bytes(at as u64, 4096)).collect();
+    fixture.entries = fixture.units.iter().map(|_| None).collect();
+    fixture.store_all();
+    fixture.write_all_back();
+    let entries = [0, APART].map(|at| fixture.entries[at].as_ref().expect("it is stored"));
+    let [first, last] = [0, APART].map(|at| handle(&fixture, at).to_raw() as usize);
+    assert_eq!(last - first, APART);
+    fixture.store.fetch(entries.map(|entry| fixture.store.ticket(entry)), |_| false);
+    fixture.store.drain();
+    assert_eq!(fixture.store.spill_stats().kept, 2);
+    entries.into_iter().for_each(|entry| assert!(fixture.store.put_away(entry)));
+    let (spill, pool) = (fixture.store.spill_stats(), fixture.store.pool_stats());
+    assert_eq!((spill.units, pool.objects), (APART as u64 + 1, 0), "{spill:?}");
+    fixture.end();
+}
+
 /// Goal: bytes that change in the pool are not handed out. Method: the words of a row are exchanged, which is the
 /// same.
 #[test]
