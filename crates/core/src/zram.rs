@@ -401,7 +401,7 @@ impl<S: PageSource> Zram<S> {
     /// [`Error::Invalid`], [`Error::Lost`]. What is in `into` then is nothing that anybody wrote.
     pub fn read(&self, cpu: usize, at: u64, into: &mut [u8]) -> Result<(), Error> {
         self.check(at, into.len() as u64)?;
-        self.fetch_ahead(at, into.len() as u64);
+        self.fetch_ahead(cpu, at, into.len() as u64);
         let (mut at, mut rest) = (at, into);
         while !rest.is_empty() {
             let read = self.read_front(cpu, at, rest).inspect_err(|_| {
@@ -544,15 +544,21 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// Has the units of a read fetched together that are away: they are read by few transfers then.
-    fn fetch_ahead(&self, at: u64, bytes: u64) {
-        if bytes <= self.unit.bytes() as u64 || !self.store.has_away() {
+    fn fetch_ahead(&self, cpu: usize, at: u64, bytes: u64) {
+        let unit_bytes = self.unit.bytes();
+        if bytes <= unit_bytes as u64 || !self.store.has_away() {
             return;
         }
-        let away = |unit| self.away(&self.table.get(unit)?.lock());
-        let most = (FETCH_BYTES / self.unit.bytes()).max(1);
-        let units = self.pieces(at, bytes).map(|(unit, _)| unit);
+        let away = |(unit, within): (u64, Range<usize>)| {
+            let ticket = self.away(&self.table.get(unit)?.lock())?;
+            // A part of a unit is read from the scratch buffer if that has the unit.
+            let is_part = within.len() < unit_bytes;
+            let is_at_hand = is_part && self.scratch(cpu).holds == Some(ticket.checksum());
+            (!is_at_hand).then_some(ticket)
+        };
+        let most = (FETCH_BYTES / unit_bytes).max(1);
         // Whoever reads one waits for it then. Of some only pages are read that are apart: nobody loads these.
-        self.store.fetch(units.filter_map(away).take(most), |_| false);
+        self.store.fetch(self.pieces(at, bytes).filter_map(away).take(most), |_| false);
         self.store.poll();
     }
 
@@ -793,6 +799,8 @@ impl<S: PageSource> Zram<S> {
     ) -> Result<Option<Ticket>, store::Error> {
         let checksum = slot.entry.as_ref().map(|entry| self.store.checksum(entry));
         if checksum.is_some() && checksum == scratch.holds {
+            // It may have been fetched for this request; nobody loads it, and it stays on the backing.
+            slot.entry.iter().for_each(|entry| _ = self.store.put_away(entry));
             return Ok(None);
         }
         scratch.holds = None;

@@ -370,8 +370,8 @@ impl<W: Word> Cell<'_, W> {
         self.change(|state| is_fresh(state).then_some(State(state.0 & !FRESH))).ok();
     }
 
-    /// In a child of `fork`: who waits to load the entry, and for whom it was fetched, are threads of the parent's.
-    /// As in `let_go`, another entry may have the handle.
+    /// The entry need not stay in the pool until it was loaded: its owner has its bytes; or, in a child of `fork`, who
+    /// waits for it are threads of the parent's. As in `let_go`, another entry may have the handle then.
     pub(super) fn forget_waiters(self) {
         let stays = |state: State| state.place() == Place::Pool && state.stays();
         self.change(|state| stays(state).then_some(State(state.0 & !STAYS))).ok();

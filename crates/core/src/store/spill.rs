@@ -496,10 +496,13 @@ impl<S: PageSource> Store<S> {
     }
 
     /// Lets an entry leave the pool whose bytes the backing has too. True: it is on the backing only, whoever sent it
-    /// there; to load it means to wait again. The owner calls this, after the load that the entry was fetched for.
+    /// there; to load it means to wait again. The owner calls this, after the load that the entry was fetched for, or
+    /// if he has its bytes from elsewhere.
     pub fn put_away(&self, entry: &EntryId) -> bool {
         let Some(spill) = &self.spill else { return false };
         let cell = self.row(entry.0).cell();
+        // Without a location it stays in the pool, where the walker may take it.
+        cell.forget_waiters();
         if cell.load().is_kept() {
             let _side = spill.side.lock();
             if cell.begin_return() {

@@ -122,6 +122,50 @@ fn readers_of_the_same_units_all_get_them() {
     assert_eq!(disk.store.spill_stats().units, 4, "all are away");
 }
 
+/// Goal: a unit of which two requests read a part is read from the backing once, and leaves nothing in memory. The
+/// second request had it fetched once more, took its part from the scratch buffer, and left the unit in memory.
+#[test]
+fn a_unit_of_two_requests_is_fetched_once() {
+    let disk = disk_on(Box::new(Faulty::new(16 << 20)), 3, 4, "none");
+    let unit = disk.unit().bytes();
+    let contents = bytes(1, 4 * unit);
+    disk.write(0, 0, &contents).unwrap();
+    assert_eq!(disk.write_back(0, &Chosen::Huge).units, 4);
+    let mut found = vec![0; unit * 3 / 2];
+    for at in [0, found.len()] {
+        disk.read(0, at as u64, &mut found).unwrap();
+        assert!(found == contents[at..at + found.len()]);
+    }
+    disk.store.drain();
+    let spill = disk.store.spill_stats();
+    assert_eq!((spill.units, spill.read, spill.kept), (4, 3, 0), "{spill:?}");
+    assert_eq!(disk.mm_stat().compr_data_size, 0, "reads leave nothing in memory");
+}
+
+/// Goal: a unit that was fetched for a reader who takes his part from the scratch buffer leaves memory again. It stayed
+/// there, wanted for ever. Method: the steps of two readers of one unit on one CPU, one after the other.
+#[test]
+fn a_reader_who_was_overtaken_leaves_nothing() {
+    let (disk, _) = disk::<Faulty>(4, 16 << 20);
+    disk.write(0, 0, &bytes(1, PAGE)).unwrap();
+    assert_eq!(disk.write_back(0, &Chosen::Huge).units, 1);
+    let ticket = disk.away(&disk.table.get(0).unwrap().lock()).unwrap();
+    let mut found = [0; 512];
+    disk.read(0, 0, &mut found).unwrap();
+    disk.store.wait(ticket).unwrap();
+    assert_eq!(disk.store.spill_stats().units, 0, "it was fetched again");
+    disk.read(0, 512, &mut found).unwrap();
+    assert!(found == bytes(1, PAGE)[512..1024]);
+    assert_eq!(disk.store.spill_stats().units, 1, "it is away");
+    // One that has lost its location meanwhile stays, until memory is wanted.
+    disk.store.wait(ticket).unwrap();
+    disk.store.give_up_backing(disk.table.get(0).unwrap().lock().entry.as_ref().unwrap());
+    disk.read(0, 1024, &mut found).unwrap();
+    assert_eq!(disk.store.spill_stats().units, 0);
+    disk.store.write_back(usize::MAX);
+    assert_eq!(disk.store.spill_stats().units, 1);
+}
+
 /// Goal: `WB-2`: never more pages than `writeback_limit` has left are written, each is counted, and what is left out is
 /// written once there is more.
 #[test]
