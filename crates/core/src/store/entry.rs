@@ -394,7 +394,14 @@ impl<W: Word> Cell<'_, W> {
         self.change(|state| state.may_leave(in_pool).then(|| chosen(state))).ok()
     }
 
-    /// An entry that keeps its location is about to leave the pool, however old it is. False: it is no such entry.
+    /// An entry that keeps its location is about to leave the pool, if it need not stay until it was loaded. False: it
+    /// is no such entry.
+    pub(super) fn begin_return_unused(self) -> bool {
+        let may_return = |state: State| state.is_kept() && state.may_leave(None);
+        self.change(|state| may_return(state).then(|| state.at(Place::Writing))).is_ok()
+    }
+
+    /// The same, whoever waits to load it.
     pub(super) fn begin_return(self) -> bool {
         let is_at_both = |state: State| state.place() == Place::Pool && state.is_kept();
         self.change(|state| is_at_both(state).then(|| state.at(Place::Writing))).is_ok()

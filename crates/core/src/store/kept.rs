@@ -45,8 +45,22 @@ pub(super) struct Kept(Mutex<RANK_KEPT, Buckets>);
 struct Buckets {
     /// Set by set; in each the older ones first.
     all: Box<[Bucket]>,
-    /// Where [`Kept::take_one`] looks next.
+    /// Where [`Buckets::next`] looks next.
     hand: usize,
+}
+
+impl Buckets {
+    /// The place of the next entry that is one of `these`; the hand goes round once at most.
+    fn next(&mut self, these: &mut dyn FnMut(Handle) -> bool) -> Option<usize> {
+        for _ in 0..BUCKETS {
+            let at = self.hand;
+            self.hand = (at + 1) % BUCKETS;
+            if self.all[at].is_some_and(|(handle, _)| these(handle)) {
+                return Some(at);
+            }
+        }
+        None
+    }
 }
 
 impl Kept {
@@ -82,14 +96,15 @@ impl Kept {
     /// Takes the location of some entry that can do without it (`give_up`), and returns it.
     pub(super) fn take_one(&self, mut give_up: impl FnMut(Handle) -> bool) -> Option<Location> {
         let mut buckets = self.0.lock();
-        for _ in 0..BUCKETS {
-            let at = buckets.hand;
-            buckets.hand = (at + 1) % BUCKETS;
-            if let Some((_, location)) = buckets.all[at].take_if(|(handle, _)| give_up(*handle)) {
-                return Some(location);
-            }
-        }
-        None
+        let at = buckets.next(&mut give_up)?;
+        buckets.all[at].take().map(|(_, location)| location)
+    }
+
+    /// Finds some entry that can leave the pool for its location (`begin`).
+    pub(super) fn find(&self, mut begin: impl FnMut(Handle) -> bool) -> Option<Handle> {
+        let mut buckets = self.0.lock();
+        let at = buckets.next(&mut begin)?;
+        buckets.all[at].map(|(handle, _)| handle)
     }
 
     /// The location of an entry.

@@ -242,6 +242,26 @@ impl<S: PageSource> Store<S> {
         done
     }
 
+    /// Lets up to `most` entries leave the pool whose bytes the backing has too, so that nothing is written; and
+    /// handles what the backing has completed. Passed over are entries that somebody waits to load, and, as in other
+    /// walks, those that were fetched last.
+    pub fn return_kept(&self, most: usize) -> WrittenBack {
+        let mut done = WrittenBack::default();
+        let Some(spill) = &self.spill else { return done };
+        if spill.counters.kept.load(Relaxed) == 0 {
+            return done;
+        }
+        let mut side = spill.side.lock();
+        self.complete(spill, &mut side, &mut done);
+        for _ in 0..most {
+            let begin = |handle| self.row(handle).cell().begin_return_unused();
+            let Some(handle) = spill.kept.find(begin) else { break };
+            self.send_back(spill, handle, &mut done);
+        }
+        self.let_fresh_go(spill, &mut side, &done);
+        done
+    }
+
     /// The entry of a ticket is being written from now on, if it is in the pool. Another entry may have got its handle:
     /// then that one is written, if their checksums agree in the 16 bits of the state, which does no harm.
     fn begin_chosen(&self, ticket: Ticket) -> Option<(Handle, State)> {

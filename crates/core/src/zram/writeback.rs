@@ -445,9 +445,11 @@ impl<S: PageSource> Zram<S> {
         let before = has_left();
         let units = reserved.as_ref().map_or(0, |reserved| reserved.1 / unit_bytes);
         self.note_used();
-        let written = match usize::try_from(units) {
-            Ok(units) if units > 0 => self.store.write_back(units).written,
-            _ => 0,
+        let count = |units: u64| usize::try_from(units).unwrap_or(usize::MAX);
+        let written = match units {
+            // What was fetched and not read can leave without being written.
+            0 => self.store.return_kept(count(most)).written,
+            units => self.store.write_back(count(units)).written,
         };
         // What is bounded is paid before the reservation ends.
         let is_bounded = writeback.is_limited.load(Relaxed) || !writeback.budget.budget().is_none();

@@ -166,6 +166,29 @@ fn a_reader_who_was_overtaken_leaves_nothing() {
     assert_eq!(disk.store.spill_stats().units, 1);
 }
 
+/// Goal: at the limit of memory, while nothing may be written, units that were fetched and not read make room, since
+/// they are on the backing already.
+#[test]
+fn what_need_not_be_written_makes_room() {
+    let (disk, _) = disk::<Faulty>(256, 16 << 20);
+    (0..100).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![0..=39])).units, 40);
+    let away = |unit| disk.away(&disk.table.get(unit).unwrap().lock());
+    disk.store.fetch((0..40).filter_map(away), |_| false);
+    disk.store.drain();
+    assert_eq!(disk.store.spill_stats().kept, 40);
+    disk.enable_writeback_limit(true);
+    // They stay until two walks have found nothing else.
+    disk.set_mem_limit(1);
+    (0..2).for_each(|_| assert!(disk.write(0, 200 << 12, &bytes(1, PAGE)).is_err()));
+    disk.set_mem_limit(disk.mm_stat().mem_used_total - 1);
+    disk.write(0, 200 << 12, &bytes(200, PAGE)).unwrap();
+    let spill = disk.store.spill_stats();
+    assert!(spill.returned > 0 && spill.written == 40, "{spill:?}");
+    (0..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+    assert!(read(&disk, 200) == bytes(200, PAGE));
+}
+
 /// Goal: `WB-2`: never more pages than `writeback_limit` has left are written, each is counted, and what is left out is
 /// written once there is more.
 #[test]
