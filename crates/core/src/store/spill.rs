@@ -176,6 +176,8 @@ pub struct WrittenBack {
     pub bytes: usize,
     /// Entries that stay in the pool: the write failed, or somebody reads the entry.
     pub kept: usize,
+    /// Entries in the pool that gave up their locations for those that were refused: another call may find room.
+    pub given_up: usize,
 }
 
 impl Spill {
@@ -275,9 +277,10 @@ impl<S: PageSource> Store<S> {
     fn end_write_back(&self, spill: &Spill, side: &mut Held<'_>, done: &mut WrittenBack) {
         spill.backing.flush();
         self.complete(spill, side, done);
-        if done.refused > 0 {
-            // Perhaps for want of room: what is in the pool can do without its location.
-            self.give_up_some(spill);
+        if done.refused > 0 && side.writing_bytes == 0 {
+            // Perhaps for want of room: what is in the pool can do without its location. While anything is on its way,
+            // the backing may only be busy.
+            done.given_up = self.give_up_some(spill);
         }
     }
 
@@ -293,17 +296,18 @@ impl<S: PageSource> Store<S> {
         side.fetched = fetched;
     }
 
-    /// Gives up the locations of some entries that are in the pool too.
-    fn give_up_some(&self, spill: &Spill) {
-        for _ in 0..GIVEN_UP {
+    /// Gives up the locations of some entries that are in the pool too. Returns how many.
+    fn give_up_some(&self, spill: &Spill) -> usize {
+        for given_up in 0..GIVEN_UP {
             let mut length = 0;
             let give_up = |handle: Handle| {
                 length = self.pool.length_anywhere(handle);
                 self.row(handle).cell().give_up()
             };
-            let Some(location) = spill.kept.take_one(give_up) else { return };
+            let Some(location) = spill.kept.take_one(give_up) else { return given_up };
             self.given_up(spill, location, length);
         }
+        GIVEN_UP
     }
 
     /// Starts up to `wanted` writes, at most [`BATCH_MAX`], of the entries that `next` has begun to write; an entry

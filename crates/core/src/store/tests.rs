@@ -618,6 +618,35 @@ fn entries_of_like_handles_keep_their_locations() {
     fixture.end();
 }
 
+/// Goal: a backing that is busy costs no location; one that refuses while nothing is on its way may lack room, and gets
+/// some. Method: some entries are at both, one write is on its way, and the next is refused.
+#[test]
+fn a_busy_backing_costs_no_location() {
+    let mut fixture = Fixture::<Faulty>::new(unit(0));
+    fixture.store_all();
+    fixture.write_all_back();
+    (1..20).for_each(|at| fixture.check_unit(at));
+    fixture.units[20][0] ^= 1;
+    fixture.units[21][0] ^= 1;
+    fixture.store_all();
+    let ticket = |at: usize| fixture.store.ticket(fixture.entries[at].as_ref().expect("stored"));
+    let kept = fixture.store.spill_stats().kept;
+    assert!(kept > 10);
+    let faults = fixture.backing.faults();
+    faults.holds.store(true, Relaxed);
+    assert_eq!(fixture.store.write_back_chosen(&[ticket(20)]).started, 1);
+    faults.refuse.store(1, Relaxed);
+    assert_eq!(fixture.store.write_back_chosen(&[ticket(21)]).refused, 1);
+    assert_eq!(fixture.store.spill_stats().kept, kept);
+    faults.holds.store(false, Relaxed);
+    fixture.store.drain();
+    faults.refuse.store(1, Relaxed);
+    assert_eq!(fixture.store.write_back_chosen(&[ticket(21)]).refused, 1);
+    assert_eq!(fixture.store.spill_stats().kept, 0);
+    fixture.check();
+    fixture.end();
+}
+
 /// Goal: bytes that change in the pool are not handed out. Method: the words of a row are exchanged, which is the
 /// same.
 #[test]

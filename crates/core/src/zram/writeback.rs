@@ -433,8 +433,8 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// Has the store write back what was used least lately, and waits until some of it has left the pool, by this call
-    /// or another one, or all of it where limit or budget have to be paid (`WB-2`). False: nothing has. The caller
-    /// holds no lock (`WB-1`).
+    /// or another one, or all of it where limit or budget have to be paid (`WB-2`). False: nothing has, nor is there
+    /// room on the backing now that was not there before. The caller holds no lock (`WB-1`).
     fn write_for_room(&self, why: Why) -> bool {
         let Some(writeback) = &self.writeback else { return false };
         let unit_bytes = self.unit.bytes() as u64;
@@ -446,10 +446,10 @@ impl<S: PageSource> Zram<S> {
         let units = reserved.as_ref().map_or(0, |reserved| reserved.1 / unit_bytes);
         self.note_used();
         let count = |units: u64| usize::try_from(units).unwrap_or(usize::MAX);
-        let written = match units {
+        let done = match units {
             // What was fetched and not read can leave without being written.
-            0 => self.store.return_kept(count(most)).written,
-            units => self.store.write_back(count(units)).written,
+            0 => self.store.return_kept(count(most)),
+            units => self.store.write_back(count(units)),
         };
         // What is bounded is paid before the reservation ends.
         let is_bounded = writeback.is_limited.load(Relaxed) || !writeback.budget.budget().is_none();
@@ -457,7 +457,7 @@ impl<S: PageSource> Zram<S> {
         let stop = self.wait_while(|| waits() && self.store.in_flight().1 > 0);
         self.charge(writeback);
         drop(reserved);
-        stop.is_none() && (written > 0 || has_left() > before)
+        stop.is_none() && (done.written > 0 || done.given_up > 0 || has_left() > before)
     }
 
     fn is_chosen(&self, slot: &Slot, chosen: &Chosen) -> bool {
@@ -568,7 +568,8 @@ impl<S: PageSource> Zram<S> {
             }
             let after = self.store.spill_stats();
             let has_failed = after.failed + after.refused > before.failed + before.refused;
-            if has_failed && after.written == before.written {
+            let has_room = started.given_up > 0;
+            if has_failed && after.written == before.written && !has_room {
                 // Others may have all buffers: what they write ends before the next try.
                 if self.store.in_flight().1 == 0 {
                     return Some(Stop::Backing);

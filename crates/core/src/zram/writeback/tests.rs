@@ -189,6 +189,26 @@ fn what_need_not_be_written_makes_room() {
     assert!(read(&disk, 200) == bytes(200, PAGE));
 }
 
+/// Goal: a backing that is full has room for what is wanted there once units in memory give up their places on it.
+#[test]
+fn what_is_in_memory_gives_up_its_place() {
+    let (disk, backing) = disk::<Faulty>(256, 40 * PAGE);
+    (0..100).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![0..=39])).units, 40);
+    let fetch = |units| {
+        let away = |unit| disk.away(&disk.table.get(unit).unwrap().lock());
+        disk.store.fetch(std::ops::Range::filter_map(units, away), |_| false);
+        disk.store.drain();
+    };
+    fetch(0..10);
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![40..=49])).units, 10);
+    assert_eq!((disk.store.spill_stats().kept, backing.locations()), (0, 40));
+    fetch(10..20);
+    disk.set_mem_limit(disk.mm_stat().mem_used_total - 1);
+    disk.write(0, 200 << 12, &bytes(200, PAGE)).unwrap();
+    (0..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+}
+
 /// Goal: `WB-2`: never more pages than `writeback_limit` has left are written, each is counted, and what is left out is
 /// written once there is more.
 #[test]
