@@ -229,7 +229,7 @@ impl<S: PageSource> Store<S> {
             // The stream is released now (STORE-5).
             for unit in units {
                 if let Some(entry) = unit.stored.take() {
-                    if !unit.is_same_filled() {
+                    if !unit.is_same_filled() && Some(codec) != self.in_pool {
                         self.mark(entry.0);
                     }
                     let old = unit.entry.replace(entry);

@@ -381,8 +381,8 @@ impl<S: PageSource> Store<S> {
         }
     }
 
-    /// The next entry that is in the pool; the hand moves on. `None`: there is none, or the hand has gone round so many
-    /// times.
+    /// The next entry in the pool that need not stay there for good; the hand moves on. `None`: there is none, or the
+    /// hand has gone round so many times.
     fn next_in_pool(&self, side: &mut Side, rounds: &mut u32) -> Option<Handle> {
         loop {
             let Some(handle) = self.pool.next_marked(side.hand) else {
@@ -394,19 +394,21 @@ impl<S: PageSource> Store<S> {
                 continue;
             };
             side.hand = handle.to_raw();
-            if self.is_in_pool(handle) {
+            if self.is_for_walks(handle) {
                 return Some(handle);
             }
             self.pool.unmark(handle);
             // An entry may just have come there: its mark may be the one that was removed.
-            if self.is_in_pool(handle) {
+            if self.is_for_walks(handle) {
                 self.pool.mark(handle);
             }
         }
     }
 
-    fn is_in_pool(&self, handle: Handle) -> bool {
-        self.row(handle).cell().load().place() == Place::Pool
+    /// Whether an entry is in the pool, and not to stay there for good.
+    fn is_for_walks(&self, handle: Handle) -> bool {
+        let state = self.row(handle).cell().load();
+        state.place() == Place::Pool && Some(state.codec()) != self.in_pool
     }
 
     /// Whether the ages of entries count: a store that never writes back pays nothing for them.

@@ -60,6 +60,23 @@ fn check<S: PageSource>(disk: &Zram<S>, model: &[u8]) {
     }
 }
 
+/// Goal: pages apart, which never leave the pool, are not looked at by each walk of the store. Method: a disk that has
+/// nothing else is walked once; then nothing is marked.
+#[test]
+fn walks_pass_over_pages_apart() {
+    let (disk, _) = filled(4);
+    let disk = disk.with_backing(Box::new(Faulty::new(1 << 20)), WriteBudget::default());
+    for unit in 0..4 {
+        for page in 0..2 {
+            let at = (unit * UNIT + page * PAGE_BYTES) as u64;
+            disk.write(0, at, &letters(at, PAGE_BYTES)).unwrap();
+        }
+    }
+    assert_eq!(disk.apart_stat().split_units, 4);
+    disk.store.write_back(usize::MAX);
+    assert_eq!(disk.store.pool().next_marked(0), None);
+}
+
 /// Goal: a page goes beside the copy, the next one splits the unit, and after some seconds the unit is joined; the
 /// figures say so at each step.
 #[test]
