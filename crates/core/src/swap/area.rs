@@ -33,7 +33,7 @@ pub(super) struct Area {
     /// Children may read what was there when they were forked (`SWAP-5`).
     is_shared: AtomicBool,
     /// Slots that are kept for them alone.
-    pub(super) slots_left: AtomicU64,
+    slots_left: AtomicU64,
     /// It is on its way to its end.
     is_draining: AtomicBool,
     /// The last write failed: others come first.
@@ -155,11 +155,22 @@ impl Area {
         u64::from(self.slots.used()).saturating_sub(self.slots_bad.load(Relaxed))
     }
 
+    /// Slots that are kept for children alone.
+    pub(super) fn slots_left(&self) -> u64 {
+        let left = self.slots_left.load(Relaxed);
+        // It may be below zero for a moment: unshare() was faster than forget().
+        if left > u64::MAX / 2 { 0 } else { left }
+    }
+
     /// Takes `1 << order` slots, and makes their part of the table. Allocates at the first use of a cluster.
     pub(super) fn take(&self, order: u32) -> Option<Range<u32>> {
         let first = self.slots.take(0, order)?;
         let slots = first..first + (1 << order);
-        self.table.prepare(slots.clone());
+        if !self.table.prepare(slots.clone()) {
+            // As in an area that is full.
+            self.give_back(slots);
+            return None;
+        }
         Some(slots)
     }
 
@@ -276,5 +287,50 @@ impl Area {
     /// Bytes of the table.
     pub(super) fn table_bytes(&self) -> usize {
         self.table.memory_bytes()
+    }
+
+    /// From now on there is, or is not, memory for tables of clusters. Returns how often there was none.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn refuse_memory(&self, refuses: bool) -> u64 {
+        self.table.refuses.store(refuses, Relaxed);
+        self.slots.refuse_memory(refuses)
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::super::areas::NewArea;
+    use super::super::disk::faulty::Faulty;
+    use super::super::tests::new_area;
+    use super::{Area, AreaId};
+
+    fn area(slots: u32) -> Area {
+        let id = AreaId::new(0).expect("a number of an area");
+        let NewArea { disk, slots, priority, seal } = new_area(&Faulty::new(1), slots, 0);
+        Area::new(id, disk, slots, priority, seal)
+    }
+
+    /// Goal: without memory for what is kept of slots no slot is taken, and none is lost. It ended the process.
+    #[test]
+    fn no_memory_for_a_table_is_no_room() {
+        let area = area(1024);
+        assert_eq!(area.take(4), Some(0..16));
+        area.table.refuses.store(true, Relaxed);
+        assert_eq!(area.take(4), Some(16..32), "of the cluster that has a table");
+        assert_eq!((area.take(9), area.slots_used()), (None, 32));
+        area.table.refuses.store(false, Relaxed);
+        assert_eq!(area.take(9), Some(512..1024));
+    }
+
+    /// Goal: a count that is below zero for a moment is not told as 2^64 - 1.
+    #[test]
+    fn fewer_slots_than_none_are_none() {
+        let area = area(16);
+        area.slots_left.fetch_sub(1, Relaxed);
+        assert_eq!(area.slots_left(), 0);
+        area.slots_left.fetch_add(3, Relaxed);
+        assert_eq!(area.slots_left(), 2);
     }
 }

@@ -176,10 +176,10 @@ impl Areas {
         self.present.ids().filter_map(|id| self.area(id))
     }
 
-    /// From now on there is, or is not, memory for an area's table of clusters. Returns how often there was none.
+    /// From now on there is, or is not, memory for an area's tables of clusters. Returns how often there was none.
     #[cfg(any(test, fuzzing))]
     pub(super) fn refuse_memory(&self, id: AreaId, refuses: bool) -> u64 {
-        self.area(id).map_or(0, |area| area.slots.refuse_memory(refuses))
+        self.area(id).map_or(0, |area| area.refuse_memory(refuses))
     }
 
     /// Hands transfers to their disks, those that were refused before too, and sends them on their way.

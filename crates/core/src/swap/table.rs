@@ -136,6 +136,9 @@ type Leaf = Box<[OnceLock<Cluster>]>;
 #[derive(Debug)]
 pub(super) struct Table {
     leaves: Box<[OnceLock<Leaf>]>,
+    /// Clusters are refused, as though there were no memory.
+    #[cfg(any(test, fuzzing))]
+    pub(super) refuses: std::sync::atomic::AtomicBool,
 }
 
 impl Entry {
@@ -253,7 +256,11 @@ impl Entry {
 impl Table {
     /// A table without a cluster. Allocates 4 KiB.
     pub(super) fn new() -> Table {
-        Table { leaves: (0..LEAVES).map(|_| OnceLock::new()).collect() }
+        Table {
+            leaves: (0..LEAVES).map(|_| OnceLock::new()).collect(),
+            #[cfg(any(test, fuzzing))]
+            refuses: std::sync::atomic::AtomicBool::new(false),
+        }
     }
 
     /// The place of a slot: leaf, cluster in the leaf, slot in the cluster.
@@ -263,15 +270,37 @@ impl Table {
         (leaf as usize, cluster as usize, (slot % CLUSTER_SLOTS) as usize)
     }
 
-    /// Makes the clusters of these slots, those that are not there. Allocates.
-    pub(super) fn prepare(&self, slots: std::ops::Range<u32>) {
+    /// Makes the clusters of these slots, those that are not there. False: there is no memory. Allocates.
+    #[must_use]
+    pub(super) fn prepare(&self, slots: std::ops::Range<u32>) -> bool {
         let clusters = slots.start / CLUSTER_SLOTS..slots.end.div_ceil(CLUSTER_SLOTS);
-        for cluster in clusters {
+        clusters.into_iter().all(|cluster| {
             let (leaf, at, _) = Table::locate(cluster * CLUSTER_SLOTS);
-            let leaf =
-                made(&self.leaves[leaf], || (0..LEAF_CLUSTERS).map(|_| OnceLock::new()).collect());
-            made(&leaf[at], || (0..CLUSTER_SLOTS).map(|_| Entry::new()).collect());
+            let leaf = self.made(&self.leaves[leaf], LEAF_CLUSTERS, OnceLock::new);
+            leaf.is_some_and(|leaf| self.made(&leaf[at], CLUSTER_SLOTS, Entry::new).is_some())
+        })
+    }
+
+    /// What is in the cell; if it is empty, `count` new things. Of two boxes that are made at once one is dropped:
+    /// nobody waits while the other allocates. `None`: there is no memory.
+    fn made<'c, T>(
+        &self,
+        cell: &'c OnceLock<Box<[T]>>,
+        count: u32,
+        new: impl Fn() -> T,
+    ) -> Option<&'c [T]> {
+        if cell.get().is_none() {
+            #[cfg(any(test, fuzzing))]
+            if self.refuses.load(Relaxed) {
+                return None;
+            }
+            let mut all = Vec::new();
+            all.try_reserve_exact(count as usize).ok()?;
+            all.extend((0..count).map(|_| new()));
+            // Another thread may have been faster.
+            drop(cell.set(all.into_boxed_slice()));
         }
+        cell.get().map(|all| &**all)
     }
 
     /// Calls `each` for all slots whose cluster was made, in their order.
@@ -311,16 +340,6 @@ impl Table {
     }
 }
 
-/// What is in the cell; if it is empty, what `make` makes. Of two that are made at once one is dropped: nobody
-/// waits while the other allocates.
-fn made<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
-    if cell.get().is_none() {
-        // Another thread may have been faster.
-        drop(cell.set(make()));
-    }
-    cell.get().expect("it was set")
-}
-
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use std::collections::BTreeMap;
@@ -350,7 +369,7 @@ mod tests {
         let table = Table::new();
         let slots = [0, 1, 511, 512, 262_143, 262_144, 1 << 20, (1 << 26) - 1];
         assert!(slots.iter().all(|slot| table.find(*slot).is_none()));
-        slots.iter().for_each(|slot| table.prepare(*slot..slot + 1));
+        slots.iter().for_each(|slot| assert!(table.prepare(*slot..slot + 1)));
         let mut model: BTreeMap<u32, (Word, [u8; 16])> = BTreeMap::new();
         for _ in 0..20_000 {
             let slot = slots[random.below(slots.len())];

@@ -207,7 +207,7 @@ impl Areas {
             slots_free: u64::from(area.slots.total().saturating_sub(area.slots.used())),
             objects: area.objects.load(Relaxed),
             bytes: area.bytes.load(Relaxed),
-            slots_left: area.slots_left.load(Relaxed),
+            slots_left: area.slots_left(),
             is_frozen: area.is_frozen(),
             is_shared: area.is_shared(),
             is_draining: area.is_draining(),
