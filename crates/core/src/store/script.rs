@@ -5,7 +5,7 @@
 //! numbers from those that follow. Page source, codec and backing fail as the script says. Whatever fails, an entry
 //! gives back what was stored in it, unless its bytes on the backing were hurt; and then it says so.
 
-mod odd;
+pub(crate) mod odd;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

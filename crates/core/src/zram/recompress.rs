@@ -164,7 +164,7 @@ impl<S: PageSource> Zram<S> {
         done: &mut Recompressed,
     ) -> Result<(), Error> {
         done.tried += 1;
-        let saved = self.recompress_one(cpu, unit, slot, codec)?;
+        let Some(saved) = self.recompress_one(cpu, unit, slot, codec)? else { return Ok(()) };
         done.shrank += u64::from(saved > 0);
         done.bytes_saved += saved;
         let is_here = self.entry_here(slot).is_some();
@@ -192,20 +192,20 @@ impl<S: PageSource> Zram<S> {
         is_asked && !was_tried && self.store.object_bytes(entry) >= request.threshold
     }
 
-    /// Bytes that this saved.
+    /// Bytes that this saved. `None`: the codec has failed, or the unit is away.
     fn recompress_one(
         &self,
         cpu: usize,
         unit: u64,
         slot: &mut Slot,
         codec: CodecId,
-    ) -> Result<u64, Error> {
+    ) -> Result<Option<u64>, Error> {
         // Without a look at the limit, which one unit passes for a moment: this is what makes room below it.
         let mut scratch = self.scratch(cpu);
         match self.fill(cpu, slot, &mut scratch) {
             Ok(None) => {}
             // It has left since the look of is_wanted(), and takes no memory where it is.
-            Ok(Some(_)) => return Ok(0),
+            Ok(Some(_)) => return Ok(None),
             Err(error) => return Err(Error::Lost { unit, error }),
         }
         let mut outgoing = [Outgoing::new(&scratch.bytes, None)];
@@ -213,7 +213,7 @@ impl<S: PageSource> Zram<S> {
         let Some(new) = outgoing[0].entry.take() else {
             return match outgoing[0].outcome {
                 // The old object is as good as before.
-                Outcome::Rejected(Reject::CompressFail) => Ok(0),
+                Outcome::Rejected(Reject::CompressFail) => Ok(None),
                 _ => Err(Error::NoMemory),
             };
         };
@@ -222,6 +222,6 @@ impl<S: PageSource> Zram<S> {
         let (kept, gone) = if after < before { (new, old) } else { (old, new) };
         slot.entry = Some(kept);
         self.store.invalidate(gone, &self.figures);
-        Ok(before.saturating_sub(after) as u64)
+        Ok(Some(before.saturating_sub(after) as u64))
     }
 }

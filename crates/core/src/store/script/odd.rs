@@ -10,7 +10,7 @@ use crate::zcomp::{Answer, Backend, Compressor, Corrupt, Decompressor, Error, Jo
 
 /// How many of the next units fail.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Odd(pub(super) Arc<AtomicUsize>);
+pub(crate) struct Odd(pub(crate) Arc<AtomicUsize>);
 
 /// One direction, and whether it was asked.
 struct Stream(Odd, bool);
