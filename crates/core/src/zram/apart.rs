@@ -558,7 +558,7 @@ impl<S: PageSource> Zram<S> {
                 }
             }
         }
-        joined > 0 || away.is_some_and(|unit| self.join_away(apart, cpu, unit))
+        joined > 0 || away.is_some_and(|unit| self.join_away(apart, cpu, unit) != Some(false))
     }
 
     /// Joins units that were not written for so many seconds, `most` at a time. Copies that are away are fetched for
@@ -568,9 +568,9 @@ impl<S: PageSource> Zram<S> {
         let Some(apart) = &self.apart else { return joined };
         for unit in self.old_parts(apart, age_s, most) {
             let is_joined = self.join_away(apart, cpu, unit);
-            joined.units += u64::from(is_joined);
-            joined.stayed += u64::from(!is_joined);
-            if !is_joined {
+            joined.units += u64::from(is_joined == Some(true));
+            joined.stayed += u64::from(is_joined == Some(false));
+            if is_joined == Some(false) {
                 // Not again at once.
                 if let Some(parts) = apart.shard(unit).lock().get_mut(&unit) {
                     parts.written_s = self.now_s.load(Relaxed);
@@ -606,8 +606,8 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// Joins a unit, whose copy is fetched if it is away, and writes units back if the limit is passed then. False: it
-    /// stays apart.
-    fn join_away(&self, apart: &Apart, cpu: usize, unit: u64) -> bool {
+    /// stays apart. `None`: it was not apart any more.
+    fn join_away(&self, apart: &Apart, cpu: usize, unit: u64) -> Option<bool> {
         let is_joined = self.join_one(apart, cpu, unit);
         if !self.write_beyond_limit() {
             apart.in_vain.store(self.store.spill_stats().written, Relaxed);
@@ -615,16 +615,16 @@ impl<S: PageSource> Zram<S> {
         is_joined
     }
 
-    fn join_one(&self, apart: &Apart, cpu: usize, unit: u64) -> bool {
-        let Some(lock) = self.table.get(unit) else { return false };
+    fn join_one(&self, apart: &Apart, cpu: usize, unit: u64) -> Option<bool> {
+        let lock = self.table.get(unit)?;
         loop {
             let mut slot = lock.lock();
-            let joined = if slot.is_apart() { self.join(cpu, unit, &mut slot) } else { Ok(None) };
+            let joined = slot.is_apart().then(|| self.join(cpu, unit, &mut slot));
             drop(slot);
-            match joined {
-                Ok(None) => return true,
+            match joined? {
+                Ok(None) => return Some(true),
                 Ok(Some(ticket)) if self.may_join_away(apart) && self.fetch(ticket) => {}
-                Ok(Some(_)) | Err(_) => return false,
+                Ok(Some(_)) | Err(_) => return Some(false),
             }
         }
     }

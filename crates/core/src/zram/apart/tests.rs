@@ -77,6 +77,21 @@ fn walks_pass_over_pages_apart() {
     assert_eq!(disk.store.pool().next_marked(0), None);
 }
 
+/// Goal: a unit that somebody has overwritten is none that was joined. Method: it is overwritten after it was found.
+#[test]
+fn what_was_overwritten_is_not_joined() {
+    let (disk, mut model) = filled(4);
+    write(&disk, &mut model, PAGE_BYTES, &letters(2, PAGE_BYTES));
+    disk.set_now(10);
+    let apart = disk.apart.as_ref().unwrap();
+    assert_eq!(disk.old_parts(apart, 5, 8), [0]);
+    write(&disk, &mut model, 0, &letters(3, UNIT));
+    assert_eq!(disk.join_away(apart, 0, 0), None);
+    write(&disk, &mut model, PAGE_BYTES, &letters(4, PAGE_BYTES));
+    assert_eq!(disk.join_away(apart, 0, 0), Some(true));
+    check(&disk, &model);
+}
+
 /// Goal: a page goes beside the copy, the next one splits the unit, and after some seconds the unit is joined; the
 /// figures say so at each step.
 #[test]
