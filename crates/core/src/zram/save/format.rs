@@ -36,8 +36,7 @@ use twox_hash::XxHash3_128;
 use crate::page::{PAGE_BYTES, UNIT_ORDER_MAX, UnitOrder};
 use crate::store::{Checksum, CodecId, Form, Key};
 use crate::zcomp::Params;
-use crate::zram::ALGORITHMS_MAX;
-use crate::zram::table::UNITS_MAX;
+use crate::zram::{ALGORITHMS_MAX, is_size};
 
 /// What a file begins with. The line breaks do not survive a transfer as text.
 const MAGIC: [u8; 16] = *b"zfolio disk\r\n\x1a\n\0";
@@ -384,8 +383,7 @@ impl<R: Read> Reader<R> {
         let [order, count] = take(&mut rest);
         let unit = (order <= UNIT_ORDER_MAX).then(|| UnitOrder::from_bytes(PAGE_BYTES << order));
         let Some(unit) = unit.flatten() else { return self.damaged("its unit") };
-        let unit_bytes = unit.bytes() as u64;
-        if disk_bytes == 0 || disk_bytes % unit_bytes != 0 || disk_bytes / unit_bytes > UNITS_MAX {
+        if !is_size(disk_bytes, unit) {
             return self.damaged("the size of the disk");
         }
         if !(1..=ALGORITHMS_MAX).contains(&usize::from(count)) {
