@@ -405,9 +405,9 @@ pub(crate) struct SuggestArgs {
           value_parser = parse_algorithm)]
     pub(crate) algorithm: Choice,
 
-    /// What is compressed as one object: a power of two, 4K to 2M
-    #[arg(long, short, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
-    pub(crate) unit: UnitOrder,
+    /// What is compressed as one object: a power of two, 4K to 2M [default: 4K, and with auto 16K where that pays]
+    #[arg(long, short, value_name = "SIZE", value_parser = parse_unit)]
+    pub(crate) unit: Option<UnitOrder>,
 
     /// Draw the curve into FILE, as SVG
     #[arg(long, value_name = "FILE")]
@@ -422,7 +422,8 @@ pub(crate) struct SuggestArgs {
     pub(crate) verify: bool,
 
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM",
+          value_hint = ValueHint::CommandWithArguments)]
     pub(crate) program: Vec<OsString>,
 }
 

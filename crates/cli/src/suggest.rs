@@ -46,7 +46,8 @@ struct Verified {
 /// If it cannot be run, or if a result cannot be written.
 pub(crate) fn suggest(arguments: &SuggestArgs) -> Result<ExitCode, Failure> {
     if let Some(file) = &arguments.plot {
-        fs::File::create(file).map_err(|error| {
+        // What is there stays until there is a curve: the program may be refused.
+        fs::OpenOptions::new().append(true).create(true).open(file).map_err(|error| {
             let shown = file.display();
             Failure::argument(format!(
                 "--plot: '{shown}' cannot be written: {error}; accepted: a file that can be"
@@ -70,7 +71,8 @@ pub(crate) fn suggest(arguments: &SuggestArgs) -> Result<ExitCode, Failure> {
     let curve = Curve::new(observed.processes, observed.elapsed_ns, observed.ran_ns);
     if curve.need_bytes() == 0 {
         let story = below_the_first(&name, kernel_max);
-        return finish(json, &json!({ "recommended_bytes": start, "points": [] }), &story, change);
+        let result = as_json(&curve, &[], None, None);
+        return finish(json, &result, &story, change);
     }
     let best = curve.recommended(u64::from(arguments.slowdown) * 10);
     if let Some(file) = &arguments.plot {
@@ -84,7 +86,7 @@ pub(crate) fn suggest(arguments: &SuggestArgs) -> Result<ExitCode, Failure> {
         false => None,
     };
     let points = curve.points(u64::from(arguments.points));
-    let result = as_json(&curve, &points, best, verified.as_ref());
+    let result = as_json(&curve, &points, Some(best), verified.as_ref());
     let story = story(&name, arguments, &curve, &points, best, verified.as_ref());
     finish(json, &result, &story, change)
 }
@@ -95,15 +97,17 @@ fn observed(
     limit_bytes: u64,
     follow_per_mille: u64,
 ) -> Result<Observed, Failure> {
-    let options: Vec<OsString> = vec![
+    let mut options: Vec<OsString> = vec![
         "--per-process".into(),
         "--limit".into(),
         limit_bytes.to_string().into(),
-        "--unit".into(),
-        arguments.unit.bytes().to_string().into(),
         "--algorithm".into(),
         arguments.algorithm.to_string().into(),
     ];
+    // A unit that is given takes the choice between several sizes from the run.
+    if let Some(unit) = arguments.unit {
+        options.extend(["--unit".into(), unit.bytes().to_string().into()]);
+    }
     observe::run(signals, options, &arguments.program, follow_per_mille)
 }
 
@@ -200,10 +204,10 @@ fn story(
         ]);
     }
     text += &table.to_string();
+    // Each process was observed with a limit of its own.
+    let per_process = if curve.processes().count() > 1 { "--per-process " } else { "" };
     text += &format!(
-        "zfolio: recommended: {}--limit {}, at most {} % slower than with all its memory ({} expected)\n",
-        // Each process was observed with a limit of its own.
-        if curve.processes().count() > 1 { "--per-process " } else { "" },
+        "zfolio: recommended: {per_process}--limit {}, at most {} % slower than with all its memory ({} expected)\n",
         limit(best.limit_bytes),
         arguments.slowdown,
         duration::display(best.time_ns)
@@ -216,7 +220,7 @@ fn story(
     }
     if let Some(verified) = verified {
         text += &format!(
-            "zfolio: run again with --limit {}: it took {} ({} expected) and waited {} ({} expected)\n",
+            "zfolio: run again with {per_process}--limit {}: it took {} ({} expected) and waited {} ({} expected)\n",
             limit(best.limit_bytes),
             duration::display(verified.elapsed_ns),
             duration::display(best.time_ns),
@@ -227,7 +231,13 @@ fn story(
     text
 }
 
-fn as_json(curve: &Curve, points: &[Point], best: Point, verified: Option<&Verified>) -> Value {
+/// `best`: none if the program stayed below the first limit, so that nothing is known of other limits.
+fn as_json(
+    curve: &Curve,
+    points: &[Point],
+    best: Option<Point>,
+    verified: Option<&Verified>,
+) -> Value {
     let point = |point: &Point| {
         json!({
             "limit_bytes": point.limit_bytes,
@@ -235,16 +245,17 @@ fn as_json(curve: &Curve, points: &[Point], best: Point, verified: Option<&Verif
             "waiting_ns": point.waiting_ns,
         })
     };
+    let known = |value: u64| best.map(|_| value);
     json!({
-        "need_bytes": curve.need_bytes(),
-        "observed_bytes": curve.observed(),
+        "need_bytes": known(curve.need_bytes()),
+        "observed_bytes": known(curve.observed()),
         "elapsed_ns": curve.elapsed_ns,
-        "stall_ns": curve.stall_ns(),
+        "stall_ns": known(curve.stall_ns()),
         "ran_ns": curve.ran_ns,
-        "without_limit_ns": curve.work_ns(),
+        "without_limit_ns": known(curve.work_ns()),
         "points": points.iter().map(point).collect::<Vec<_>>(),
-        "recommended": point(&best),
-        "recommended_bytes": best.limit_bytes,
+        "recommended": best.as_ref().map(point),
+        "recommended_bytes": best.map_or(FIRST_LIMIT_BYTES, |best| best.limit_bytes),
         "verified": verified.map(|verified| {
             json!({ "time_ns": verified.elapsed_ns, "waiting_ns": verified.stall_ns })
         }),

@@ -66,7 +66,38 @@ fn the_run_is_repeated_to_verify() {
     let (code, out, err) = output_of_need(&arguments);
     let limit = 64 << 20;
     assert_eq!((code, out), (Some(0), format!("{limit},300,4096,lz4\n{limit},,4096,lz4\n")));
-    assert!(err.contains("run again with --limit 64M"), "{err}");
+    assert!(err.contains("run again with --per-process --limit 64M"), "{err}");
+}
+
+/// Goal: what is observed is what is recommended: without `--unit` the run chooses, as `zfolio run` does.
+#[test]
+fn a_unit_that_is_not_given_is_left_to_the_run() {
+    if !works() {
+        return;
+    }
+    let script = "echo unit=$ZFOLIO_UNIT,$ZFOLIO_ALGORITHM";
+    let (code, out, err) = output_of_need(&["suggest", "--", "sh", "-c", script]);
+    assert_eq!((code, out.as_str()), (Some(0), "unit=,auto\n"), "{err}");
+}
+
+/// Goal: JSON has the same keys, whatever the program needed.
+#[test]
+fn json_of_a_small_program_has_every_key() {
+    if !works() {
+        return;
+    }
+    let keys = |mut command: std::process::Command| {
+        let (code, out, err) = stage::output_of_command(&mut command);
+        assert_eq!(code, Some(0), "{err}");
+        let printed: serde_json::Value = serde_json::from_str(&out).expect("JSON alone");
+        let printed = printed.as_object().expect("an object").clone();
+        assert_eq!(printed["recommended_bytes"], 64 << 20);
+        (printed.keys().cloned().collect::<Vec<_>>(), printed["need_bytes"].clone())
+    };
+    let words = ["suggest", "--json", "--", "sh", "-c", "exec sleep 0.2"];
+    let ((small, no_need), (large, need)) = (keys(stage::zfolio(&words)), keys(zfolio(&words)));
+    assert_eq!(small, large);
+    assert!(no_need.is_null() && need.is_u64(), "{no_need} {need}");
 }
 
 #[test]
@@ -74,6 +105,12 @@ fn what_cannot_be_run_is_refused_as_by_run() {
     let (code, out, err) = output_of(&["suggest", "--", "zfolio-no-such-program"]);
     assert_eq!((code, out.as_str()), (Some(127), ""), "{err}");
     assert!(err.lines().count() == 1 && err.contains("not found"), "{err}");
+    // A drawing that is there outlives a run that was refused.
+    let drawn = scratch("suggest-refused").join("curve.svg");
+    fs::write(&drawn, "earlier").unwrap();
+    let plot = drawn.to_str().unwrap();
+    let (code, _, err) = output_of(&["suggest", "--plot", plot, "--", "zfolio-no-such-program"]);
+    assert_eq!((code, fs::read_to_string(&drawn).unwrap().as_str()), (Some(127), "earlier"), "{err}");
     let (code, _, err) = output_of(&["suggest", "--plot", "/nonexistent/curve.svg", "--", "true"]);
     assert!(code == Some(2) && err.contains("--plot") && err.lines().count() == 1, "{err}");
     let (code, _, err) = output_of(&["suggest", "--share", "95", "--", "true"]);
