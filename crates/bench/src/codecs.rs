@@ -115,7 +115,7 @@ pub(crate) fn codecs(args: &CodecsArgs) -> Result<bool, Failure> {
         }
         eprintln!("zfolio: {setting}");
         let measured = measure::measure(setting, params, &sample, args.repeats);
-        rows.push(measured.map_err(Failure::Failed)?);
+        rows.push(measured.map_err(Failure::Wrong)?);
     }
     let (beside, note) = match args.against.map(|_| zram::measure(&sample)) {
         Some(Ok(beside)) => (beside, None),

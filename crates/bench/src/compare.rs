@@ -46,8 +46,10 @@ use table::Table;
 pub(crate) enum Failure {
     /// The user must change an argument.
     Refused(String),
-    /// The system returned an error.
+    /// The system returned an error: it cannot be run here.
     Failed(String),
+    /// A result is wrong, a part of the measurement failed, or the output cannot be written.
+    Wrong(String),
     /// A signal requested a stop.
     Stopped(i32),
 }
@@ -75,7 +77,8 @@ pub fn bench(args: BenchArgs) -> ExitCode {
         Ok(true) => return ExitCode::SUCCESS,
         Ok(false) => return ExitCode::FAILURE,
         Err(Failure::Refused(line)) => (line, 2),
-        Err(Failure::Failed(line)) => (line, 1),
+        Err(Failure::Failed(line)) => (line, 125),
+        Err(Failure::Wrong(line)) => (line, 1),
         Err(Failure::Stopped(signal)) => {
             // As in a shell.
             (
@@ -91,7 +94,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
 /// Prints the results. If the reader has closed the pipe, that is not an error.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let printed = files::print(text).map(|_read| ());
-    printed.map_err(|error| Failure::Failed(format!("standard output: {error}")))
+    printed.map_err(|error| Failure::Wrong(format!("standard output: {error}")))
 }
 
 /// The hidden mode, which a parent starts for each inline row.
@@ -148,8 +151,10 @@ pub(crate) fn corpus_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = given {
         return Ok(path.to_owned());
     }
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
+    // An empty variable counts as not set.
+    let folder_in =
+        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = folder_in("XDG_CACHE_HOME").or_else(|| Some(folder_in("HOME")?.join(".cache")));
     let no_home = || Failure::Refused("--corpus FILE: needed where HOME is not set".to_owned());
     let folder = cache.ok_or_else(no_home)?.join("zfolio");
     let path = folder.join("corpus.bin");
@@ -175,12 +180,14 @@ fn find_usemem(args: &UsememArgs) -> Result<PathBuf, Failure> {
         return if path.is_file() { Ok(path.clone()) } else { Err(missing()) };
     }
     let own = std::env::current_exe().ok();
-    let beside = own.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let beside = own.as_deref().and_then(Path::parent);
+    // The second is where `make install` puts it.
+    let own = beside.map(|folder| [folder.to_owned(), folder.join("../lib/zfolio")]);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = beside.into_iter().chain(std::env::split_paths(&path));
+    let folders = own.into_iter().flatten().chain(std::env::split_paths(&path));
     let found = folders.map(|folder| folder.join("usemem")).find(|file| file.is_file());
-    let line =
-        "the program usemem is neither beside zfolio nor in PATH; name it with --usemem FILE";
+    let line = "the program usemem is neither beside zfolio, nor in ../lib/zfolio, nor in PATH; name it with \
+                --usemem FILE";
     found.ok_or(Failure::Failed(line.to_owned()))
 }
 

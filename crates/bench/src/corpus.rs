@@ -103,7 +103,7 @@ impl CorpusFailure {
     pub(crate) fn status(&self) -> u8 {
         match self {
             CorpusFailure::Refused(_) => 2,
-            CorpusFailure::Failed(_) => 1,
+            CorpusFailure::Failed(_) => 125,
             // As in a shell.
             CorpusFailure::Stopped(signal) => u8::try_from(128 + signal).unwrap_or(1),
         }

@@ -170,7 +170,7 @@ impl Round<'_> {
     fn step<T>(&self, step: impl FnOnce() -> Result<T, String>) -> Result<T, Failure> {
         match os::stop_signal() {
             Some(signal) => Err(Failure::Stopped(signal)),
-            None => step().map_err(Failure::Failed),
+            None => step().map_err(Failure::Wrong),
         }
     }
 

@@ -333,7 +333,7 @@ fn failed<T, E: Display>(
     name: &str,
     result: Result<T, E>,
 ) -> Result<T, Failure> {
-    result.map_err(|error| Failure::Failed(format!("{setting}: {name}: {error}")))
+    result.map_err(|error| Failure::Wrong(format!("{setting}: {name}: {error}")))
 }
 
 #[cfg(test)]
@@ -369,7 +369,7 @@ mod tests {
             .settings(sample.len())
             .and_then(|settings| bench.measure(args.table(String::new(), settings, Vec::new())));
         measured.map_err(|failure| match failure {
-            Failure::Refused(line) | Failure::Failed(line) => line,
+            Failure::Refused(line) | Failure::Failed(line) | Failure::Wrong(line) => line,
             Failure::Stopped(signal) => format!("signal {signal}"),
         })
     }

@@ -140,7 +140,7 @@ pub(super) struct UsememArgs {
     /// One JSON object, with every run, instead of the table
     #[arg(long)]
     pub(super) json: bool,
-    /// The program usemem [default: beside this program, then in PATH]
+    /// The program usemem [default: beside this program, in ../lib/zfolio, then in PATH]
     #[arg(long, value_name = "FILE")]
     pub(super) usemem: Option<PathBuf>,
     /// The program zfolio
