@@ -178,8 +178,9 @@ fn ways_in(checks: &mut Vec<Check>, findings: &Findings) {
         found: answer(findings.device),
         why: "The device is one way to serve faults of the kernel too; file permissions decide.",
         todo: "sudo usermod -aG zfolio $USER, then log in again (where zfolio's udev rule is \
-               installed: docs/recipes.md); or sudo setfacl -m u:$USER:rw /dev/userfaultfd \
-               (package acl), until the next boot; in a container --device /dev/userfaultfd",
+               installed: docs/recipes.md, also below share/doc/zfolio); or sudo setfacl -m \
+               u:$USER:rw /dev/userfaultfd (package acl), until the next boot; in a container \
+               --device /dev/userfaultfd",
     });
     checks.push(Check {
         what: "userfaultfd(2)".to_owned(),

@@ -29,6 +29,73 @@ fn script(arguments: &[&str]) -> bool {
     Command::new(script).args(arguments).status().expect("it can be executed").success()
 }
 
+/// Goal: the package's list of licenses has everything that is linked.
+#[test]
+fn every_linked_crate_is_in_the_copyright_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let listed = fs::read_to_string(root.join("packaging/debian/copyright")).expect("it is there");
+    let mut tree = Command::new(env!("CARGO"));
+    tree.args(["tree", "--locked", "--offline", "-e", "normal,no-proc-macro", "--prefix", "none"]);
+    tree.args(["-p", "zfolio-cli", "-p", "zfolio-preload", "-p", "zfolio-bench"]).current_dir(root);
+    let output = tree.output().expect("it built this");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let crates = String::from_utf8_lossy(&output.stdout);
+    let linked = crates.lines().filter_map(|line| line.split(' ').next());
+    let mut linked: Vec<_> =
+        linked.filter(|name| !name.is_empty() && !name.starts_with("zfolio")).collect();
+    linked.sort_unstable();
+    linked.dedup();
+    assert!(linked.len() > 40, "{linked:?}");
+    linked.retain(|name| {
+        !listed.split_whitespace().any(|word| word.strip_suffix("/*") == Some(name))
+    });
+    assert!(linked.is_empty(), "not named: {linked:?}");
+}
+
+/// `bench usemem` of the installed program, with nothing to run: its status, and its line.
+fn bench_usemem(prefix: &Path) -> (Option<i32>, String) {
+    let corpus = scratch("built").join("corpus");
+    fs::write(&corpus, vec![7; 1 << 20]).expect("it is ours");
+    let mut command = Command::new(prefix.join("bin/zfolio"));
+    command.args([
+        "bench",
+        "usemem",
+        "--without",
+        "free",
+        "--without",
+        "run",
+        "--without",
+        "inline",
+    ]);
+    let output = command.arg("--corpus").arg(corpus).env("PATH", "").output();
+    let output = output.expect("it can be executed");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Goal: what is said at the end is true where udev and systemd look, and elsewhere.
+#[test]
+fn files_for_udev_and_systemd_are_copied_from_elsewhere() {
+    if Command::new("objcopy").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: objcopy is not installed (binutils)");
+        return;
+    }
+    let (built, prefix) = (scratch("built-elsewhere"), scratch("elsewhere"));
+    let program = Path::new(env!("CARGO_BIN_EXE_zfolio"));
+    for name in ["zfolio", "usemem", "libzfolio_preload.so"] {
+        let file = if name.ends_with(".so") { stand_in() } else { program };
+        symlink(file, built.join(name)).expect("it is ours");
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/install");
+    let mut install = Command::new(script);
+    install.arg("install").args([built.as_path(), Path::new(""), prefix.as_path()]);
+    let output = install.output().expect("it can be executed");
+    let told = String::from_utf8_lossy(&output.stdout);
+    for file in ["lib/udev/rules.d/60-zfolio.rules", "share/doc/zfolio/docs/recipes.md"] {
+        let named = prefix.join(file);
+        assert!(named.exists() && told.contains(named.to_str().expect("plain")), "{file}: {told}");
+    }
+}
+
 /// Goal: what was installed runs; `uninstall` removes all of it, however often it was installed,
 /// and keeps files of others. Method: a folder instead of `/`, with a manual page of another
 /// program.
@@ -39,8 +106,10 @@ fn uninstall_removes_what_install_put_there() {
         return;
     }
     let (built, root) = (scratch("built"), scratch("root"));
+    let program = Path::new(env!("CARGO_BIN_EXE_zfolio"));
+    // Any program stands in for usemem: it is looked for here, and not run.
     for (file, name) in
-        [(Path::new(env!("CARGO_BIN_EXE_zfolio")), "zfolio"), (stand_in(), "libzfolio_preload.so")]
+        [(program, "zfolio"), (program, "usemem"), (stand_in(), "libzfolio_preload.so")]
     {
         symlink(file, built.join(name)).expect("it is ours");
     }
@@ -57,9 +126,14 @@ fn uninstall_removes_what_install_put_there() {
     for file in [
         "bin/zfolio",
         "lib/zfolio/libzfolio_preload.so",
+        "lib/zfolio/usemem",
         "lib/udev/rules.d/60-zfolio.rules",
         "lib/systemd/system/zfolio-devices.service",
         "share/doc/zfolio/examples/devices.conf",
+        "share/doc/zfolio/README.md",
+        "share/doc/zfolio/docs/recipes.md",
+        "share/doc/zfolio/docs/limits.md",
+        "share/doc/zfolio/docs/cli.md",
         "share/man/man1/zfolio-run.1",
         "share/bash-completion/completions/zfolio",
         "share/zsh/site-functions/_zfolio",
@@ -73,6 +147,14 @@ fn uninstall_removes_what_install_put_there() {
     );
     let output = Command::new(root.join("opt/bin/zfolio")).arg("--version").output();
     assert!(output.expect("it can be executed").status.success());
+    assert_eq!(
+        bench_usemem(&root.join("opt")).0,
+        Some(2),
+        "it is found, and nothing is left to run"
+    );
+    fs::remove_file(root.join("opt/lib/zfolio/usemem")).expect("it was installed");
+    let (code, err) = bench_usemem(&root.join("opt"));
+    assert!(code == Some(125) && err.contains("nor in ../lib/zfolio"), "{err}");
 
     assert!(script(&["uninstall", root_name, "/opt"]));
     assert_eq!(paths(&root), before);
