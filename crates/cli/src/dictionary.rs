@@ -6,8 +6,8 @@
 //! because zstd's faster levels use the tables even if they do not fit the data.
 
 use std::fmt::Write as _;
-use std::fs::{File, OpenOptions};
-use std::io::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -86,6 +86,10 @@ pub(crate) fn read(path: &str) -> Result<Dictionary, String> {
     let whole = Path::new(path).canonicalize().map_err(|error| refused(&error))?;
     let whole =
         whole.to_str().ok_or_else(|| refused(&"it is not UTF-8; accepted: a path that is"))?;
+    // The library reads this path from ZFOLIO_ALGORITHM, where a comma ends a parameter.
+    if whole.contains(',') {
+        return Err(refused(&format!("its path is '{whole}'; accepted: a path without a comma")));
+    }
     let bytes = files::read_whole(whole, *DICTIONARY_BYTES.end()).map_err(|errno| match errno {
         zfolio_sys::Errno::FBIG => {
             refused(&format!("it is too long; accepted: at most {} bytes", DICTIONARY_BYTES.end()))
@@ -107,12 +111,7 @@ pub(crate) fn dict(arguments: &DictArgs) -> Result<ExitCode, Failure> {
     let dictionary = zcomp::train(&samples.trained, arguments.unit.bytes(), arguments.size)
         .map_err(|error| Failure::argument(format!("--corpus: '{corpus}': {error}")))?;
     let dictionary = samples.better_form(dictionary)?;
-    // Parts of it are what was in the memory of processes, as it was there: for nobody else, as the corpus.
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let written = options.open(&arguments.output);
-    let written = written.and_then(|mut file| file.write_all(dictionary.bytes()));
-    written.map_err(|error| {
+    write_private(&arguments.output, dictionary.bytes()).map_err(|error| {
         let output = arguments.output.display();
         Failure::argument(format!("--output: '{output}' cannot be written: {error}"))
     })?;
@@ -126,6 +125,23 @@ pub(crate) fn dict(arguments: &DictArgs) -> Result<ExitCode, Failure> {
     samples.write_gain(&dictionary, &mut story)?;
     print(&story)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a file that only this user may read, which replaces one of this name once it is whole: parts of a dictionary
+/// are what was in the memory of processes, as it was there.
+fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // What is no file, as /dev/null, stays what it is.
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return OpenOptions::new().write(true).open(path)?.write_all(bytes);
+    }
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(format!(".{}.partial", std::process::id()));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial)?;
+    let written = file.write_all(bytes).and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        fs::remove_file(&partial).ok();
+    }
+    written
 }
 
 /// Units from a corpus.

@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use zfolio_core::budget::WriteBudget;
@@ -141,14 +142,20 @@ impl Spill {
         spill.map_err(|refusal| Failure::argument(format!("{from}: {refusal}")))
     }
 
-    fn of(paths: Vec<(PathBuf, i32)>, limit_bytes: Option<u64>) -> Result<Spill, Refusal> {
+    fn of(paths: Vec<(PathBuf, i32)>, limit_bytes: Option<u64>) -> Result<Spill, String> {
         let absolute = |(path, priority): (PathBuf, i32)| {
             (std::path::absolute(&path).unwrap_or(path), priority)
         };
         let paths: Vec<_> = paths.into_iter().map(absolute).collect();
         let mut room = 0_u64;
         for (path, _) in &paths {
-            room = room.saturating_add(spill::room(path)?);
+            // The library reads the paths from ZFOLIO_SPILL, one a line.
+            if path.as_os_str().as_bytes().contains(&b'\n') {
+                let shown = path.display();
+                return Err(format!("'{shown}' has a line break; accepted: a path without"));
+            }
+            let refused = |refusal: Refusal| refusal.to_string();
+            room = room.saturating_add(spill::room(path).map_err(refused)?);
         }
         Ok(Spill { paths, limit_bytes: limit_bytes.unwrap_or(room), ..Spill::default() })
     }
@@ -156,9 +163,8 @@ impl Spill {
     /// What nobody has asked for is left out where it cannot be had.
     fn by_default(directory: Option<String>, limit_bytes: Option<u64>) -> Spill {
         let path = self::directory(directory);
-        let why_not = |refusal: Refusal| Some(refusal.to_string());
         Spill::of(vec![(path, 0)], limit_bytes)
-            .unwrap_or_else(|refusal| Spill { why_not: why_not(refusal), ..Spill::default() })
+            .unwrap_or_else(|why| Spill { why_not: Some(why), ..Spill::default() })
     }
 
     /// Claims the devices for this run, as long as the answer or a copy of it is open. They are opened only once a

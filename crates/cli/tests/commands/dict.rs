@@ -14,6 +14,9 @@ fn a_corpus_becomes_a_dictionary() {
         .map(|number| format!("{{\"id\": {}, \"name\": \"n{}\"}}\n", number * 7919, number % 97))
         .collect();
     fs::write(&corpus, &lines).unwrap();
+    // A file that everybody may read is replaced by one that is its owner's.
+    fs::write(&dictionary, "of everybody").unwrap();
+    fs::set_permissions(&dictionary, fs::Permissions::from_mode(0o644)).unwrap();
     let train = ["dict", "train", "--corpus", &corpus, "-o", &dictionary, "--size", "16K"];
     let (code, out, err) = output_of(&train);
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
@@ -25,6 +28,23 @@ fn a_corpus_becomes_a_dictionary() {
     let algorithm = format!("zstd,level=1,dict={dictionary}");
     let (code, _, err) = output_of(&["run", "--algorithm", &algorithm, "--", "no-such-program"]);
     assert_eq!(code, Some(127), "{err}");
+    let mut names: Vec<_> =
+        fs::read_dir(&directory).unwrap().map(|it| it.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["corpus", "typical.dict"], "nothing else is left");
+    // What is no file is written to, and stays what it is.
+    let (code, _, err) = output_of(&[&train[..4], &["-o", "/dev/null", "--size", "16K"]].concat());
+    assert!(code == Some(0) && !fs::metadata("/dev/null").unwrap().is_file(), "{err}");
+
+    // A link hides the comma, and the program would have read a path that ends there.
+    let comma = directory.join("a,b");
+    fs::create_dir(&comma).unwrap();
+    fs::copy(&dictionary, comma.join("it.dict")).unwrap();
+    std::os::unix::fs::symlink(comma.join("it.dict"), directory.join("link.dict")).unwrap();
+    let algorithm = format!("zstd,level=1,dict={}", path("link.dict"));
+    let (code, _, err) = output_of(&["run", "--algorithm", &algorithm, "--", "no-such-program"]);
+    assert!(code == Some(2) && err.contains("accepted: a path without a comma"), "{err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
 
     fs::write(&corpus, &lines[..5000]).unwrap();
     let (code, out, err) = output_of(&train);
