@@ -94,10 +94,10 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let claims = settings.spill.claim(arguments)?;
     let report = arguments.stats.as_deref().map(create_report).transpose()?;
     let address = take_address(arguments.metrics)?;
-    if let (Some(address), false) = (&address, settings.quiet) {
-        eprintln!("zfolio: figures for Prometheus at http://{}/metrics", address.address());
-    }
     let directory = stats_file::prepare_directory(probe::effective_uid());
+    if let Some(address) = address.as_ref().filter(|_| directory.is_ok()) {
+        tell_address(arguments, address, settings.quiet);
+    }
     if !settings.quiet {
         if let Err(why) = &directory {
             // The program also runs without statistics; only the summary is missing.
@@ -162,6 +162,13 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     }
 }
 
+/// Says where the figures are; of a port that the system has chosen, nobody would know otherwise.
+fn tell_address(arguments: &RunArgs, address: &Address, quiet: bool) {
+    if !quiet || arguments.metrics.is_some_and(|asked| asked.port() == 0) {
+        eprintln!("zfolio: figures for Prometheus at http://{}/metrics", address.address());
+    }
+}
+
 /// Removes what runs that were killed have left.
 fn sweep(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -204,7 +211,8 @@ fn unwritten(path: &Path, error: &io::Error) -> String {
 /// The preload library: named by ZFOLIO_PRELOAD, or next to this program, or where `make install`
 /// puts it.
 fn find_preload() -> Result<PathBuf, Failure> {
-    let candidates = if let Some(given) = env::var_os("ZFOLIO_PRELOAD") {
+    let given = env::var_os("ZFOLIO_PRELOAD").filter(|given| !given.is_empty());
+    let candidates = if let Some(given) = given {
         vec![PathBuf::from(given)]
     } else {
         let executable = env::current_exe().map_err(|error| {

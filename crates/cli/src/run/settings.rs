@@ -14,8 +14,7 @@
 //! | `ZFOLIO_STRICT`, `ZFOLIO_QUIET` | `--strict`, `--quiet`, if they are 1 |
 //!
 //! The library that is loaded into a program reads the same variables. So a `zfolio run` inside
-//! another finds the settings of the outer one there. It inherits limit (and whether it is each
-//! process's own), algorithm, unit, accelerator and where to spill: its
+//! another finds the settings of the outer one there. It inherits all but the last row: its
 //! program would also have had them without the inner command. But whether to be quiet or strict is
 //! decided for each command alone: inside another run (`ZFOLIO_RUN` is set) `ZFOLIO_STRICT` and
 //! `ZFOLIO_QUIET` are ignored.

@@ -49,6 +49,23 @@ fn a_run_serves_its_figures_while_it_runs() {
     check(&page);
 }
 
+/// Goal: a port that the system has chosen is told even with `--quiet`, one that the user has chosen is not.
+#[test]
+fn a_chosen_port_is_told_to_who_wants_quiet() {
+    if !works() {
+        return;
+    }
+    let err_of = |address: &str| {
+        let run = ["run", "-q", "-l", "256M", "--metrics", address, "--", "sh", "-c", "exit 7"];
+        let (code, _, err) = output_of(&run);
+        assert_eq!(code, Some(7), "{err}");
+        err
+    };
+    let err = err_of("localhost:0");
+    assert!(err.starts_with("zfolio: figures for Prometheus at http://127.0.0.1:"), "{err}");
+    assert_eq!((err.lines().count(), err_of(&free_address().to_string())), (1, String::new()));
+}
+
 /// Goal: the same for a disk.
 #[test]
 fn a_disk_serves_its_figures() {

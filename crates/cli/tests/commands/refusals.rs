@@ -260,6 +260,25 @@ fn doctor_and_algorithms_answer() {
     assert!(code == Some(0) && out.contains("lz4") && out.contains("zstd"), "{out}");
 }
 
+/// Goal: a path that the variable of the program cannot hold is refused, and not cut in two.
+#[test]
+fn a_place_with_a_line_break_is_refused() {
+    let place = scratch("line\nbreak");
+    let name = place.to_str().expect("plain");
+    let (code, out, err) = output_of(&["run", "--spill", name, "--", "echo", "never"]);
+    assert_eq!((code, out.as_str(), err.lines().count()), (Some(2), "", 1), "{err}");
+    assert!(err.starts_with("zfolio: --spill: '") && err.contains("has a line break"), "{err}");
+    fs::remove_dir(place).expect("it is ours");
+}
+
+/// Goal: an empty variable is none.
+#[test]
+fn an_empty_name_of_the_library_is_none() {
+    let arguments = ["run", "-q", "-l", "64M", "--", "sh", "-c", "exit 9"];
+    let without = output_of_command(zfolio(&arguments).env_remove("ZFOLIO_PRELOAD"));
+    assert_eq!(output_of_command(zfolio(&arguments).env("ZFOLIO_PRELOAD", "")), without);
+}
+
 #[test]
 fn a_full_disk_is_status_1() {
     for arguments in [&["algorithms"][..], &["doctor"], &["stat"], &["--help"], &["--version"]] {
