@@ -43,9 +43,14 @@ impl Allowance {
     ///
     /// A message: the text is not a percentage, or the allowed memory is not known.
     pub(crate) fn percentage(given: &str, percent: &str) -> Result<u64, String> {
-        let number = percent.trim().parse::<f64>().ok();
-        let Some(percent) = number.filter(|percent| *percent > 0.0 && *percent <= 100.0) else {
-            return Err(format!("'{given}' is not a share; accepted: 1% to 100%, or a size"));
+        let digits = percent.trim();
+        // Rust reads a sign and an exponent, too.
+        let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        let number = digits.parse::<f64>().ok().filter(|percent| (1.0..=100.0).contains(percent));
+        let Some(percent) = number.filter(|_| is_plain) else {
+            return Err(format!(
+                "'{given}' is not a share; accepted: 1% to 100%, as in 50% or 12.5%, or a size"
+            ));
         };
         let here = Allowance::here();
         let here = here.ok_or_else(|| {
@@ -415,7 +420,7 @@ mod tests {
         assert_eq!(of(u64::MAX).share(12.5), (1 << 61) - (1 << 20));
         let half = Allowance::here().map(|here| here.share(50.0));
         assert_eq!(Allowance::percentage("50%", "50").ok(), half);
-        for wrong in ["", "0", "-5", "100.5", "NaN", "inf", "ten"] {
+        for wrong in ["", "0", "0.5", "-5", "+50", "1e1", "100.5", ".", "NaN", "inf", "ten"] {
             assert!(Allowance::percentage("?", wrong).is_err(), "{wrong}");
         }
     }

@@ -61,7 +61,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show the figures of managed processes, live
     Stat(StatArgs),
-    /// Change the limit of what runs already
+    /// Change settings of what runs already
     Set(SetArgs),
     /// Make compressed disks in memory, and serve them to clients
     Device(device::DeviceArgs),
@@ -145,7 +145,7 @@ pub(crate) struct RunArgs {
     ///
     /// With --accelerate iaa: deflate-iaa (the default there) or deflate-iaa-dynamic, which are deflate,window=12 by
     /// the accelerator, with fixed codes or with codes made for each unit.
-    #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", value_parser = parse_named)]
+    #[arg(long, short, value_name = "NAME[,level=N][,window=N][,dict=FILE]", value_parser = parse_named)]
     pub(crate) algorithm: Option<Named<Choice>>,
 
     /// What is compressed as one object: a power of two, 4K to 2M [default: 4K, and with auto 16K where that pays]
@@ -296,11 +296,11 @@ pub(crate) struct StatArgs {
 /// Arguments of `zfolio set`.
 #[derive(Args, Debug)]
 #[command(after_help = "Settings:
-  limit=SIZE|N%   as --limit of 'zfolio run', 32M or more
+  limit=SIZE|N%   as --limit of 'zfolio run', 32M or more; N% of what 'zfolio set' itself may have
   stall=N%        as --stall of 'zfolio run'; 0: only the limit counts
   max_pool_percent=N, accept_threshold_percent=N, write_budget=SIZE[/PERIOD]
                   as these options of 'zfolio run', for what goes to disk; write_budget=none: any amount
-  algorithm=NAME[,level=N]
+  algorithm=NAME[,level=N][,window=N]
                   for what is compressed from now on; what is compressed already stays as it is
 
 For the PID of a 'zfolio run' the setting is that of all processes that it has now. The limit and the budget are
@@ -401,7 +401,7 @@ pub(crate) struct SuggestArgs {
     pub(crate) points: u16,
 
     /// The compression algorithm, and its parameters: see 'zfolio algorithms'
-    #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", default_value = ALGORITHM_DEFAULT,
+    #[arg(long, short, value_name = "NAME[,level=N][,window=N][,dict=FILE]", default_value = ALGORITHM_DEFAULT,
           value_parser = parse_algorithm)]
     pub(crate) algorithm: Choice,
 

@@ -2,11 +2,13 @@
 //!
 //! | status | meaning |
 //! | --- | --- |
-//! | 1 | `zfolio doctor` found that `zfolio run` cannot work, or the output cannot be written |
+//! | 1 | `zfolio doctor`: `zfolio run` cannot work; `bench`: a result is wrong; the output cannot be written |
 //! | 2 | an argument: the line names it, what was given and what is accepted |
+//! | 122 | `zfolio run --strict`: a program's limit could not be held (the library ends it with this status) |
 //! | 125 | this machine or this installation: the line says what to do |
 //! | 126 | PROGRAM is there, but cannot be executed, or cannot be managed |
 //! | 127 | PROGRAM, or the interpreter that it names, was not found |
+//! | 130 | `zfolio suggest`, `bench` and `corpus`: Ctrl-C; after another signal 128 and its number |
 
 use std::fmt;
 use std::io;

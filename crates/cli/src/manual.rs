@@ -49,17 +49,23 @@ const MORE: [Section; 4] = [
         heading: "EXIT STATUS",
         entries: &[
             ("0", "Done. doctor: 'zfolio run' can work here."),
-            ("1", "doctor: it cannot. Every command: the output cannot be written."),
+            (
+                "1",
+                "doctor: it cannot. bench: a result is wrong, or a part of the measurement failed. Every command: \
+                 the output cannot be written.",
+            ),
             (
                 "2",
                 "An argument was not accepted, or a PID is not managed, not one's own or not there.",
             ),
+            ("122", "run --strict: a program's limit could not be held, and zfolio ended it."),
             (
                 "125",
                 "This machine or this installation can't: the kernel, a permission, the library.",
             ),
             ("126", "PROGRAM is there, but cannot be executed or cannot be managed."),
             ("127", "PROGRAM was not found, or the interpreter or loader that it names."),
+            ("130", "suggest, bench, corpus: Ctrl-C. After another signal: 128 and its number."),
             (
                 "that of PROGRAM",
                 "It was started. If a signal ended it, the same signal ends zfolio.",
@@ -79,6 +85,14 @@ const MORE: [Section; 4] = [
                 "The figures of managed processes of the user UID, a file each.",
             ),
             ("../lib/zfolio/libzfolio_preload.so", "The library that managed programs load."),
+            (
+                "/etc/zfolio/devices.conf",
+                "The disks of 'zfolio device daemon'; others beside it, see zfolio-device-daemon(1).",
+            ),
+            (
+                "../lib/udev/rules.d/60-zfolio.rules",
+                "The udev rule: members of the group zfolio may open /dev/userfaultfd.",
+            ),
         ],
     },
     Section {
@@ -100,11 +114,13 @@ const MORE: [Section; 4] = [
                 "As the options say.",
             ),
             ("ZFOLIO_SPILL", "Where to spill to, a place a line; or none."),
+            ("ZFOLIO_STALL", "In percent of the time; 0% without --stall."),
             ("ZFOLIO_SPILL_LIMIT", "In bytes."),
             (
                 "ZFOLIO_MAX_POOL_PERCENT, ZFOLIO_ACCEPT_THRESHOLD_PERCENT, ZFOLIO_WRITE_BUDGET",
                 "As the options say.",
             ),
+            ("ZFOLIO_FALLS", "1 with --limit auto, for zfolio's library alone."),
             ("ZFOLIO_RUN", "The PID of zfolio."),
         ],
     },

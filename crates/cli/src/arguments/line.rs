@@ -102,6 +102,15 @@ fn hint(words: &[OsString]) -> String {
     format!("accepted: what '{path} --help' lists")
 }
 
+/// No program is given to a command that starts one.
+fn program_missing(words: &[OsString]) -> String {
+    let is_suggest = words.get(1).is_some_and(|word| word == "suggest");
+    let example = if is_suggest { "suggest" } else { "run --limit 2G" };
+    format!(
+        "PROGRAM: missing; accepted: a program and its arguments, as in 'zfolio {example} -- python3 train.py'"
+    )
+}
+
 /// clap's error as one line: the argument, what was given, and what is accepted.
 fn one_line(error: &clap::Error, words: &[OsString]) -> String {
     let context = |kind| match error.get(kind) {
@@ -141,11 +150,7 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
                 None => format!("command '{given}' is not known; {}", hint(words)),
             }
         }
-        ErrorKind::MissingRequiredArgument if name.starts_with("PROGRAM") => {
-            "PROGRAM: missing; accepted: a program and its arguments, as in \
-             'zfolio run --limit 2G -- python3 train.py'"
-                .to_owned()
-        }
+        ErrorKind::MissingRequiredArgument if name.starts_with("PROGRAM") => program_missing(words),
         ErrorKind::MissingRequiredArgument => match one_of(&argument) {
             Some(options) => format!("{options}: missing; accepted: one of them"),
             None => format!("{name}: missing; {}", hint(words)),
@@ -275,11 +280,16 @@ mod tests {
 
     #[test]
     fn every_command_has_examples() {
-        let mut definition = Arguments::command();
-        for command in definition.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+        fn assert_examples(command: &mut clap::Command) {
             let help = command.render_long_help().to_string();
             assert!(help.contains("Examples:"), "{help}");
+            // The command `help` of a command is clap's own.
+            let inner = command.get_subcommands_mut().filter(|inner| inner.get_name() != "help");
+            inner.filter(|inner| !inner.is_hide_set()).for_each(assert_examples);
         }
+        let mut definition = Arguments::command();
+        let commands = definition.get_subcommands_mut().filter(|command| !command.is_hide_set());
+        commands.for_each(assert_examples);
     }
 
     #[test]
@@ -377,6 +387,10 @@ mod tests {
                 "--share: '3/2' is not a share; accepted: a fraction",
             ),
             ("bench replacement --policy x", "--policy: 'x' is not a policy; accepted: opt, lru,"),
+            ("suggest", "as in 'zfolio suggest -- python3 train.py'"),
+            ("run --limit 0.5% -- true", "accepted: 1% to 100%, as in 50% or 12.5%"),
+            ("run --limit 1e1% -- true", "--limit: '1e1%' is not a share"),
+            ("set 1 colour=red", "accepted: limit=SIZE|N%, stall=N%,"),
             ("bench usemem --setting x", "--setting: 'x' is not a setting; accepted: ALGORITHM"),
         ]);
     }
@@ -420,6 +434,7 @@ mod tests {
             ("run -l-5 true", "--limit: '-5' is below zero; accepted: 32M or more"),
             ("run -ql -5G -- true", "--limit: '-5G' is below zero; accepted: 32M or more"),
             ("run --stall=-1% -- true", "--stall: '-1%' is below zero; accepted: 0.01% to 50%, or"),
+            ("iaa setup --queues -1", "--queues: '-1' is below zero; accepted: 1 or more"),
             ("suggest --share=-1 true", "--share: '-1' is below zero; accepted: 10 to 90"),
             ("device add x -s -5M", "--size: '-5M' is below zero; accepted: 4K or more"),
         ]);

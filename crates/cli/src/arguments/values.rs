@@ -117,8 +117,8 @@ pub(super) fn parse_setting(given: &str) -> Result<Setting, String> {
         Some(("write_budget", value)) => Ok(Setting::WriteBudget(parse_write_budget(value)?)),
         Some(("algorithm", value)) => parse_asked(value).map(Setting::Algorithm),
         _ => Err(format!(
-            "'{given}' is not a setting; accepted: limit=SIZE, stall=N%, max_pool_percent=N, \
-             accept_threshold_percent=N, write_budget=SIZE[/PERIOD], algorithm=NAME[,level=N]"
+            "'{given}' is not a setting; accepted: limit=SIZE|N%, stall=N%, max_pool_percent=N, \
+             accept_threshold_percent=N, write_budget=SIZE[/PERIOD], algorithm=NAME[,level=N][,window=N]"
         )),
     }
 }

@@ -2,10 +2,14 @@
 
 _zfolio() {
     local command=${COMP_WORDS[0]} words=() places=() joined=no prefix= index line what
-    # For bash '=' is a separate word: '--limit=1G' is three words here, and one for zfolio.
+    # For bash '=' and ':' are separate words: '--limit=1G' is three words here, and one for zfolio, as is
+    # 'localhost:9100'.
     for ((index = 1; index <= COMP_CWORD; index++)); do
         if [[ ${COMP_WORDS[index]} == = && ${#words[@]} -gt 0 && ${words[-1]} == --* ]]; then
             words[-1]+='='
+            joined=yes
+        elif [[ ${COMP_WORDS[index]} == :* && -z ${COMP_WORDS[index]//:/} && ${#words[@]} -gt 0 ]]; then
+            words[-1]+=${COMP_WORDS[index]}
             joined=yes
         elif [[ $joined == yes ]]; then
             prefix=${words[-1]}

@@ -58,6 +58,8 @@ pub(crate) enum Command {
     /// Save the contents of a disk to a file, from which 'add' and 'run' load them
     Save(SaveArgs),
     /// Drop the contents of a disk: it reads as zeros
+    #[command(after_help = "Examples:
+  zfolio device reset cache")]
     Reset(NameArgs),
     /// End a disk; its contents are dropped, or saved if it has --save
     Remove(RemoveArgs),
@@ -294,7 +296,11 @@ pub(crate) struct DaemonArgs {
   STREAMS    threads that can compress      ZERO-PAGES units that are one machine word, repeated
   MEM-LIMIT  the most memory allowed        MEM-USED   the most memory that it took
   MIGRATED   pages freed by compaction      COMP-RATIO DATA / TOTAL
-  ADDRESS    where clients connect")]
+  ADDRESS    where clients connect
+
+Examples:
+  zfolio device list
+  zfolio device list --json -o NAME,DATA,COMPR")]
 pub(crate) struct ListArgs {
     /// Exact numbers: bytes
     #[arg(long, short)]
@@ -414,6 +420,9 @@ pub(crate) struct SaveArgs {
 
 /// Arguments of `zfolio device remove`.
 #[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  zfolio device remove cache
+  zfolio device remove kept --no-save")]
 pub(crate) struct RemoveArgs {
     #[command(flatten)]
     pub(super) disk: NameArgs,

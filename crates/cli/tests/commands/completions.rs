@@ -82,7 +82,7 @@ fn bash_completes() {
     assert_offers("bash", &script);
 }
 
-/// Goal: the same in bash, which splits words at '='; compared is what it puts on the line.
+/// Goal: the same in bash, which splits words at '=' and ':'; compared is what it puts on the line.
 #[test]
 fn bash_completes_after_an_equals_sign() {
     let script = r#"source "$COMPLETIONS"
@@ -91,9 +91,13 @@ fn bash_completes_after_an_equals_sign() {
         COMP_WORDS=(zfolio run --unit =) COMP_CWORD=3
         _zfolio; echo "${#COMPREPLY[@]}"
         COMP_WORDS=(zfolio run --unit = 4K --algorithm zs) COMP_CWORD=6
+        _zfolio; echo "${COMPREPLY[*]}"
+        COMP_WORDS=(zfolio run --metrics localhost : 9100 --lim) COMP_CWORD=6
+        _zfolio; echo "${COMPREPLY[*]}"
+        COMP_WORDS=(zfolio run --metrics = localhost : 9100 --lim) COMP_CWORD=7
         _zfolio; echo "${COMPREPLY[*]}""#;
     let answers = offered("bash", script).expect("the other tests need bash, too");
-    assert_eq!(answers, ["zstd", "10", "zstd"]);
+    assert_eq!(answers, ["zstd", "10", "zstd", "--limit", "--limit"]);
 }
 
 #[test]

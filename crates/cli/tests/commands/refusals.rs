@@ -85,7 +85,7 @@ fn wrong_arguments_are_status_2() {
         (&["stat", "--zswap"], &["PID", "missing"]),
         (&["stat", "1", "--zswap", "--classes"], &["--zswap", "--classes"]),
         (&["set", "1"], &["NAME=VALUE", "missing"]),
-        (&["set", "1", "speed=9"], &["'speed=9'", "limit=SIZE, stall=N%"]),
+        (&["set", "1", "speed=9"], &["'speed=9'", "limit=SIZE|N%, stall=N%"]),
         (&["set", "1", "limit=1M"], &["'1M'", "32M or more"]),
         (&["set", "4194304", "limit=1G"], &["no process 4194304", "accepted"]),
         (&["stat", "pid"], &["PID", "'pid'", "accepted"]),
