@@ -10,6 +10,7 @@ mod daemon;
 mod device;
 mod dict;
 mod disk;
+mod docs;
 mod iaa;
 mod install;
 mod manual;
