@@ -34,8 +34,8 @@ use crate::report::Stats;
 use crate::slice::{Pod, Slice};
 use crate::spill::{PlaceError, Places};
 
-/// Settings of a [`Pager`]. All but the limit have defaults: the unit and algorithm of `zfolio run`
-/// (16 KiB, auto), and [`Mode::Inline`].
+/// Settings of a [`Pager`]. All but the limit have defaults: the unit and algorithm of `zfolio run` (4 KiB, and 16 KiB
+/// where four pages are used together; auto), and [`Mode::Inline`].
 ///
 /// ```
 /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -176,7 +176,7 @@ impl Builder {
     }
 
     /// So many threads compress and decompress batches together with those of the pager, where that takes long enough
-    /// to be worth it: for programs that leave CPUs idle. At most [`zfolio_workers::CREW_MAX`]. Default: 0.
+    /// to be worth it: for programs that leave CPUs idle. At most 64; more counts as 64. Default: 0.
     #[must_use]
     pub fn workers(mut self, workers: usize) -> Builder {
         self.workers = workers.min(zfolio_workers::CREW_MAX);

@@ -85,12 +85,15 @@
 //!   unit. An access to a resident page costs nothing. Sequential accesses are prefetched. Large
 //!   regions with random accesses are slow, as with swap, if the limit is much smaller than the
 //!   memory in use.
-//! - Data that does not compress stays resident, and **the limit is exceeded**: data is never lost
-//!   because of the limit. The first time, one line on standard error reports it. Instead your
-//!   function can be called ([`Builder::on_over_limit`]), or a call that would add to the excess
-//!   can fail ([`Builder::strict`]). [`Pager::over_limit`] and [`Snapshot::over_limit_bytes_max`]
-//!   are available at any time.
-//! - A pager has 2 threads (3 in handler mode) and 2 file descriptors. A program that closes
+//! - Without [`Builder::spill`] data that does not compress stays resident, and **the limit is
+//!   exceeded**: data is never lost because of the limit. The first time, one line on standard error
+//!   reports it. Instead your function can be called ([`Builder::on_over_limit`]), or a call that
+//!   would add to the excess can fail ([`Builder::strict`]). [`Pager::over_limit`] and
+//!   [`Snapshot::over_limit_bytes_max`] are available at any time.
+//! - A pager has 2 threads, which reclaim and prefetch. Handler mode has one more, which serves faults,
+//!   and with four CPUs or more up to 7 that help it; [`Builder::workers`] adds as many as it asks for,
+//!   [`Builder::spill`] one for each place, [`Builder::on_over_limit`] one that calls the function.
+//! - A pager has 2 file descriptors, and more for what it spills to. A program that closes
 //!   descriptors which it did not open (`close_range`) loses its data. At most 64 pagers can be in
 //!   inline mode at once.
 //! - A process may have 65530 mappings (`vm.max_map_count`): use few large regions, not many small
@@ -119,9 +122,16 @@
 //! # Errors
 //!
 //! [`Error`] contains what was given and what is accepted, or what this machine lacks;
-//! [`Error::is_unsupported`] distinguishes the latter. Two failures that no caller could handle end
-//! the process, with a line on standard error and status 125: a stored unit that does not match its
-//! checksum, and a system without a free page for an access that must be served.
+//! [`Error::is_unsupported`] distinguishes the latter. Failures that no caller could handle end the
+//! process, with a line on standard error and status 125:
+//!
+//! - a stored unit does not match its checksum;
+//! - a unit on disk cannot be read for 10 seconds ([`Builder::spill`]);
+//! - the system has no free page for an access that must be served;
+//! - a sandbox of the program forbids a system call without which compressed memory cannot come
+//!   back.
+//!
+//! A thread of a pager that panics aborts the process: that is a bug of zfolio.
 //!
 //! # Data that does not compress
 //!
