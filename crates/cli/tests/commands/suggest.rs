@@ -110,7 +110,11 @@ fn what_cannot_be_run_is_refused_as_by_run() {
     fs::write(&drawn, "earlier").unwrap();
     let plot = drawn.to_str().unwrap();
     let (code, _, err) = output_of(&["suggest", "--plot", plot, "--", "zfolio-no-such-program"]);
-    assert_eq!((code, fs::read_to_string(&drawn).unwrap().as_str()), (Some(127), "earlier"), "{err}");
+    assert_eq!(
+        (code, fs::read_to_string(&drawn).unwrap().as_str()),
+        (Some(127), "earlier"),
+        "{err}"
+    );
     let (code, _, err) = output_of(&["suggest", "--plot", "/nonexistent/curve.svg", "--", "true"]);
     assert!(code == Some(2) && err.contains("--plot") && err.lines().count() == 1, "{err}");
     let (code, _, err) = output_of(&["suggest", "--share", "95", "--", "true"]);
