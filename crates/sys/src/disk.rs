@@ -158,6 +158,15 @@ fn is_read_only(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     unsafe { ioctl::ioctl(file, request) }.map(|word| word != 0)
 }
 
+/// Whether a block device, or a partition of it, is mounted, in use as swap, part of another device, or open
+/// exclusively. It is opened for reading only: when a descriptor is closed that may write, udev opens the device to
+/// look at it.
+#[must_use]
+pub fn is_claimed(path: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).is_err_and(|error| error == Errno::BUSY)
+}
+
 /// Claims a block device as long as the answer, or a copy of it, is open: the kernel gives it to nobody else who asks
 /// for it alone, and to nobody who would mount it. The claim allows reading only; whoever has it opens the device again
 /// to write ([`open_again`]). udev keeps off what is locked by `flock`, so that is done too, where it succeeds.

@@ -178,7 +178,7 @@ fn guard(servers: &Arc<Servers>) -> Guard {
         let server = servers.ublk.as_ref()?;
         let user = in_use(server)?;
         Some(format!(
-            "{} is in use: {user}; accepted: after umount, swapoff or the end of that process",
+            "{} is in use: {user}; accepted: after umount, swapoff, losetup -d or the end of that process",
             server.node()
         ))
     })
