@@ -230,6 +230,66 @@ impl Device for Memory {
     }
 }
 
+/// A disk that counts the bytes whose kinds it looks at, and reports a run at its end, as a compressed one does.
+#[cfg(test)]
+pub(crate) struct Looked {
+    pub(crate) disk: Memory,
+    pub(crate) bytes: AtomicU64,
+}
+
+#[cfg(test)]
+impl Device for Looked {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+
+    fn preferred_bytes(&self) -> u32 {
+        self.disk.preferred_bytes()
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.disk.read(at, into)
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
+        self.disk.write(at, from)
+    }
+
+    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
+        self.disk.discard(at, bytes)
+    }
+
+    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
+        self.disk.write_zeroes(at, bytes, keeps_room)
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        self.disk.flush()
+    }
+
+    fn runs(
+        &self,
+        at: u64,
+        bytes: u64,
+        each: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<(), Error> {
+        let (mut run, mut goes_on) = ((0, false), true);
+        self.disk.runs(at, bytes, &mut |length, is_hole| {
+            self.bytes.fetch_add(length, Relaxed);
+            if run.0 > 0 && run.1 != is_hole {
+                goes_on = each(run.0, run.1);
+                run.0 = 0;
+            }
+            run = (run.0 + length, is_hole);
+            goes_on
+        })?;
+        if goes_on && run.0 > 0 {
+            each(run.0, run.1);
+        }
+        Ok(())
+    }
+}
+
 /// Asserts that all metrics which a dashboard asks for, and whose names begin with `prefix`, are on the page.
 ///
 /// # Panics

@@ -67,11 +67,25 @@ fn simple_piece(device: &dyn Device, job: &mut Job, output: &mut Output) -> Step
     Step::Took(0)
 }
 
-/// The first run of a range: its length, and whether it is a hole that is worth a chunk. Runs of a kind are joined up
-/// to the end of the range, and runs of data up to a piece.
+/// The first run of a range: its length, and whether it is a hole that is worth a chunk. Runs of a kind are joined:
+/// holes up to the end of the range, and data up to a piece.
 fn first_run(device: &dyn Device, at: u64, left: u32) -> (u32, bool) {
+    // A device reports a run at its end, and looks at all of it before. Data behind the piece would be looked at again
+    // for each piece.
+    let most = piece_bytes(device, at, left);
+    let (bytes, is_hole) = run_within(device, at, most);
+    if !is_hole || bytes < most || most == left {
+        return (bytes, is_hole);
+    }
+    let (more, goes_on) = run_within(device, at + u64::from(most), left - most);
+    let bytes = if goes_on { most + more } else { most };
+    (bytes, u64::from(bytes) >= HOLE_BYTES_MIN)
+}
+
+/// The first run of a range, up to the end of the range.
+fn run_within(device: &dyn Device, at: u64, left: u32) -> (u32, bool) {
     let range_bytes = u64::from(left);
-    let (mut bytes, mut is_hole, most) = (0, false, Pieces::of(device).bytes_max() as u64);
+    let (mut bytes, mut is_hole) = (0, false);
     let result = device.runs(at, range_bytes, &mut |run_bytes, run_is_hole| {
         // A short hole at the end of a longer range is data too, so that the reply has one chunk less.
         let run_is_hole = run_is_hole && (run_bytes >= HOLE_BYTES_MIN || run_bytes >= range_bytes);
@@ -81,7 +95,7 @@ fn first_run(device: &dyn Device, at: u64, left: u32) -> (u32, bool) {
             return false;
         }
         bytes += run_bytes;
-        bytes < range_bytes && (is_hole || bytes < most)
+        bytes < range_bytes
     });
     if result.is_err() || bytes == 0 {
         // A read says what is wrong.

@@ -9,8 +9,9 @@ use super::client::{
     BLOCK_STATUS, CACHE, Client, DF, FAST_ZERO, FLUSH, FUA, NO_HOLE, READ, REQ_ONE, TRIM, WRITE,
     WRITE_ZEROES, request,
 };
+use crate::device::Device;
 use crate::pieces::PIECE_BYTES;
-use crate::testing::{Memory, Noted, UNIT_BYTES};
+use crate::testing::{Looked, Memory, Noted, UNIT_BYTES};
 
 /// The disk of the model.
 const SIZE: usize = 3 << 20;
@@ -196,6 +197,29 @@ fn a_whole_unit_is_one_call() {
                 check("read", unit.max(PIECE_BYTES));
             }
         }
+    }
+}
+
+/// Goal: the work for a read grows with its length only: all the rest of it was looked at again for each piece, 528 000
+/// units for 8192. Method: a disk that counts, with data throughout, behind a hole, and between holes.
+#[test]
+fn each_unit_of_a_long_read_is_looked_at_twice_at_most() {
+    let bytes = 32_u32 << 20;
+    for (hole, data) in [(0, 32 << 20), (1 << 20, 31 << 20), (512 << 10, 512 << 10)] {
+        let disk = Memory::new(u64::from(bytes));
+        for at in (0..bytes as usize).step_by(hole + data) {
+            Device::write(&disk, (at + hole) as u64, &vec![7; data]).unwrap();
+        }
+        let looked = Arc::new(Looked { disk, bytes: 0.into() });
+        let reply = Client::of(looked.clone(), true).ask(READ, 0, 0, bytes);
+        let holes: u64 = reply.holes.iter().map(|hole| hole.1).sum();
+        assert_eq!(holes, (bytes as usize / (hole + data) * hole) as u64, "{hole} and {data}");
+        let contents = reply.contents(0, bytes as usize);
+        assert!(contents.chunks(hole + data).all(|part| {
+            part[..hole].iter().all(|byte| *byte == 0) && part[hole..].iter().all(|byte| *byte == 7)
+        }));
+        let seen = looked.bytes.load(Relaxed);
+        assert!(seen <= 2 * u64::from(bytes), "{hole} and {data}: {seen} bytes were looked at");
     }
 }
 
