@@ -134,7 +134,7 @@ fn converse<'s>(
     let (mut input, mut output) =
         (Input::new(exports.input_bytes()), Output::new(exports.piece_bytes()));
     let mut session = Session::new(exports, security.tls());
-    let mut has_deadline = true;
+    stream.set_deadline(Some(deadline_ns));
     session.greet(&mut output);
     loop {
         let received = session.receive(input.available(), &mut output);
@@ -142,16 +142,8 @@ fn converse<'s>(
         if order() == Order::Cut {
             return End::Stopped;
         }
-        if has_deadline {
-            has_deadline = !session.is_transmitting();
-            let left_ns = deadline_ns.saturating_sub(monotonic_ns());
-            if has_deadline && left_ns == 0 {
-                return End::TimedOut;
-            }
-            let left = has_deadline.then_some(Duration::from_nanos(left_ns));
-            if stream.set_timeout(left).is_err() {
-                return End::Closed;
-            }
+        if session.is_transmitting() {
+            stream.set_deadline(None);
         }
         if !output.filled().is_empty() {
             if let Err(why) = channel.send(output.filled()) {
