@@ -103,7 +103,7 @@ impl Reported {
 pub struct Counts {
     /// Connections that were accepted.
     pub accepted: u64,
-    /// Connections that were closed at once: the server was full, or no thread was to be had.
+    /// Connections that were closed at once: the server was full, or no thread or memory was to be had.
     pub refused: u64,
     /// Connections whose handshake took too long.
     pub timed_out: u64,

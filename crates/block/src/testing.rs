@@ -290,6 +290,36 @@ impl Device for Looked {
     }
 }
 
+/// Runs the test of this name in a process of its own, in which `test` finds no more memory than there is at its
+/// beginning, and a little more.
+///
+/// # Panics
+///
+/// The test has failed.
+#[cfg(test)]
+pub(crate) fn without_memory(name: &str, test: impl FnOnce()) {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+
+    const MARK: &str = "ZFOLIO_TEST_WITHOUT_MEMORY";
+    if std::env::var_os(MARK).is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().expect("a program"));
+        let status = child.args(["--exact", name]).env(MARK, "1").output().expect("it starts");
+        let said = String::from_utf8_lossy(&status.stdout);
+        assert!(status.status.success() && said.contains("1 passed"), "{status:?}");
+        return;
+    }
+    // What is writable and private is counted, whether it was touched or not.
+    let status = std::fs::read_to_string("/proc/self/status").expect("it is there");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmData:")).expect("VmData");
+    let kib = line.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
+    let most = (kib.expect("a number") + 256) << 10;
+    let limit = getrlimit(Resource::Data);
+    let few = rustix::process::Rlimit { current: Some(most), ..limit };
+    setrlimit(Resource::Data, few).expect("less is allowed");
+    test();
+    setrlimit(Resource::Data, limit).expect("as it was");
+}
+
 /// Asserts that all metrics which a dashboard asks for, and whose names begin with `prefix`, are on the page.
 ///
 /// # Panics

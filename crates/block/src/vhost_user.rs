@@ -52,6 +52,9 @@ mod session;
 mod tests;
 mod worker;
 
+#[cfg(test)]
+pub(crate) use worker::Worker;
+
 pub use marks::Marks;
 pub use server::{Config, Server};
 

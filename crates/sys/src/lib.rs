@@ -33,5 +33,6 @@ pub mod thread;
 pub mod ublk;
 pub mod uffd;
 pub mod uring;
+pub mod zeroed;
 
 pub use rustix::io::Errno;

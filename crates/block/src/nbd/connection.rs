@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use zfolio_sys::clock::monotonic_ns;
+use zfolio_sys::zeroed::zeroed;
 
 use super::WHOLE_BYTES;
 use super::exports::Exports;
@@ -24,6 +25,8 @@ pub(super) enum End {
     TimedOut,
     /// The server stops.
     Stopped,
+    /// There is no memory for it.
+    NoMemory,
 }
 
 /// What the server wants of its connections.
@@ -48,9 +51,8 @@ struct Input {
 }
 
 impl Input {
-    fn new(most: usize) -> Input {
-        // Zeroed memory that nobody has touched takes no pages.
-        Input { bytes: vec![0; most].into_boxed_slice(), start: 0, end: 0 }
+    fn new(most: usize) -> Result<Input, Errno> {
+        Ok(Input { bytes: zeroed(most)?, start: 0, end: 0 })
     }
 
     fn available(&self) -> &[u8] {
@@ -131,8 +133,11 @@ fn converse<'s>(
 ) -> End {
     let deadline_ns =
         monotonic_ns().saturating_add(u64::try_from(handshake.as_nanos()).unwrap_or(u64::MAX));
-    let (mut input, mut output) =
-        (Input::new(exports.input_bytes()), Output::new(exports.piece_bytes()));
+    let (Ok(mut input), Ok(mut output)) =
+        (Input::new(exports.input_bytes()), Output::new(exports.piece_bytes()))
+    else {
+        return End::NoMemory;
+    };
     let mut session = Session::new(exports, security.tls());
     stream.set_deadline(Some(deadline_ns));
     session.greet(&mut output);
@@ -157,7 +162,11 @@ fn converse<'s>(
             Next::Input(needed) => needed,
             Next::Secure => {
                 let secured = security.certificates().map(|own| Secured::new(stream, own));
-                let Some(Ok(secured)) = secured else { return End::Closed };
+                let secured = match secured {
+                    Some(Ok(secured)) => secured,
+                    Some(Err(Errno::NOMEM)) => return End::NoMemory,
+                    _ => return End::Closed,
+                };
                 *channel = Channel::Secured(Box::new(secured));
                 1
             }
@@ -181,14 +190,42 @@ fn ended(why: Errno) -> End {
 
 #[cfg(test)]
 mod tests {
-    use super::Input;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use rustix::io::Errno;
+
+    use super::super::exports::Exports;
+    use super::super::stream::Stream;
+    use super::super::tls::Security;
+    use super::{End, Input, Order, serve};
+    use crate::testing::{Memory, without_memory};
+    use crate::vhost_user::Worker;
 
     const MOST: usize = 512 << 10;
+
+    /// Goal: a client that connects while there is no memory for its buffers costs nobody anything else: the process
+    /// ended, and the contents of the disk with it.
+    #[test]
+    fn without_memory_the_connection_ends() {
+        let device = Arc::new(Memory::new(1 << 20).preferring(2 << 20));
+        let mut exports = Exports::new();
+        exports.add("disk", "", device.clone()).unwrap();
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let stream = Stream::new(ours.into());
+        without_memory("nbd::connection::tests::without_memory_the_connection_ends", || {
+            let time = Duration::from_secs(60);
+            let end = serve(&stream, &Security::Off, Arc::new(exports), time, || Order::Serve);
+            assert_eq!(end, End::NoMemory);
+            assert!(matches!(Worker::new(device, "disk", false), Err(Errno::NOMEM)));
+        });
+    }
 
     /// Goal: what was received stays in order, however it is consumed; there is always the room that is needed.
     #[test]
     fn input_makes_the_room_that_is_needed() {
-        let mut input = Input::new(MOST);
+        let mut input = Input::new(MOST).unwrap();
         let (mut sent, mut served) = (0_u64, 0_u64);
         for round in 0..300_usize {
             let needed = 1 + round * 7919 % (MOST / 2);

@@ -1,5 +1,8 @@
 //! Replies on their way to the client.
 
+use rustix::io::Errno;
+use zfolio_sys::zeroed::zeroed;
+
 use super::GATHER_BYTES;
 
 /// What one step adds at most beside a piece of a read: headers. The descriptions of all exports are shorter than a
@@ -16,11 +19,12 @@ pub struct Output {
 
 impl Output {
     /// An empty one, for pieces of reads up to this length ([`Exports::piece_bytes`](super::Exports::piece_bytes)).
-    #[must_use]
-    pub fn new(piece_bytes: usize) -> Output {
-        // Zeroed memory that nobody has touched takes no pages.
-        let most = GATHER_BYTES + piece_bytes + HEADERS_BYTES;
-        Output { bytes: vec![0; most].into_boxed_slice(), filled: 0 }
+    ///
+    /// # Errors
+    ///
+    /// `NOMEM`.
+    pub fn new(piece_bytes: usize) -> Result<Output, Errno> {
+        Ok(Output { bytes: zeroed(GATHER_BYTES + piece_bytes + HEADERS_BYTES)?, filled: 0 })
     }
 
     /// What is to be sent.

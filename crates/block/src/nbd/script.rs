@@ -27,7 +27,8 @@ pub(super) struct Driver {
 impl Driver {
     /// A connection whose session has sent its greeting.
     pub(super) fn new(exports: Exports, tls: Tls) -> Driver {
-        let (needed_max, mut output) = (exports.input_bytes(), Output::new(exports.piece_bytes()));
+        let needed_max = exports.input_bytes();
+        let mut output = Output::new(exports.piece_bytes()).expect("there is memory");
         let session = Session::new(Arc::new(exports), tls);
         session.greet(&mut output);
         let sent = output.filled().to_vec();

@@ -48,6 +48,8 @@ struct Nbd {
     order: AtomicU8,
     timed_out: AtomicU64,
     tls_refused: AtomicU64,
+    /// Those for which there was no memory.
+    unserved: AtomicU64,
     refusals: Refusals,
 }
 
@@ -87,6 +89,9 @@ impl Protocol for Nbd {
         match connection::serve(stream, security, exports, self.handshake, order) {
             End::Closed | End::Stopped => {}
             End::Refused(why) => self.refuse(&why),
+            End::NoMemory => {
+                self.unserved.fetch_add(1, Relaxed);
+            }
             End::TimedOut => {
                 self.timed_out.fetch_add(1, Relaxed);
             }
@@ -121,6 +126,7 @@ impl Server {
             order: AtomicU8::new(Order::Serve as u8),
             timed_out: AtomicU64::new(0),
             tls_refused: AtomicU64::new(0),
+            unserved: AtomicU64::new(0),
             refusals: Refusals::new(report),
         };
         let clients = Clients::start(listeners, config.connections_max, nbd)?;
@@ -132,7 +138,9 @@ impl Server {
     pub fn counts(&self) -> Counts {
         let nbd = self.clients.protocol();
         let (timed_out, tls_refused) = (nbd.timed_out.load(Relaxed), nbd.tls_refused.load(Relaxed));
-        Counts { timed_out, tls_refused, ..self.clients.counts() }
+        let counts = self.clients.counts();
+        let refused = counts.refused + nbd.unserved.load(Relaxed);
+        Counts { refused, timed_out, tls_refused, ..counts }
     }
 
     /// Accepts nothing more, serves what was received, and ends all connections: those that take longer than

@@ -20,6 +20,7 @@
 use rustix::io::Errno;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeTlsData, UnbufferedStatus};
+use zfolio_sys::zeroed::zeroed;
 
 use super::certificates::Certificates;
 use super::stream::Stream;
@@ -133,15 +134,15 @@ struct Turn {
 }
 
 impl<'s> Secured<'s> {
-    /// Begins TLS; [`receive`](Secured::receive) goes on with it.
+    /// Begins TLS; [`receive`](Secured::receive) goes on with it. `NOMEM`, or `PROTO`: rustls has refused it.
     pub(super) fn new(stream: &'s Stream, certificates: &Certificates) -> Result<Self, Errno> {
         let state = UnbufferedServerConnection::new(certificates.config());
         Ok(Secured {
             stream,
             state: state.map_err(|_| Errno::PROTO)?,
-            records: vec![0; RECORDS_BYTES].into_boxed_slice(),
+            records: zeroed(RECORDS_BYTES)?,
             received: 0,
-            sent: vec![0; SENT_BYTES].into_boxed_slice(),
+            sent: zeroed(SENT_BYTES)?,
             filled: 0,
             is_ended: false,
             is_broken: false,

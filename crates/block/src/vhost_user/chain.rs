@@ -4,6 +4,7 @@
 //! any time: what was read once is not read again, and ranges that were checked stay where they are, since the map of
 //! the memory does not change under a request.
 
+use rustix::io::Errno;
 use virtio_bindings::virtio_blk as blk;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address as _, Bytes as _, GuestAddress, GuestMemory, Permissions};
@@ -32,9 +33,16 @@ pub(super) struct Segments {
     bytes: u64,
 }
 
+/// An empty list with room for so many.
+fn with_room<T>(most: usize) -> Result<Vec<T>, Errno> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(most).map_err(|_| Errno::NOMEM)?;
+    Ok(list)
+}
+
 impl Segments {
-    fn new() -> Segments {
-        Segments { list: Vec::with_capacity(SEGMENTS_MAX), bytes: 0 }
+    fn new() -> Result<Segments, Errno> {
+        Ok(Segments { list: with_room(SEGMENTS_MAX)?, bytes: 0 })
     }
 
     fn clear(&mut self) {
@@ -202,9 +210,10 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    pub(super) fn new() -> Chain {
-        let (readable, writable) = (Segments::new(), Segments::new());
-        Chain { readable, writable, ranges: Vec::with_capacity(RANGES_MAX), status: None }
+    /// `NOMEM`.
+    pub(super) fn new() -> Result<Chain, Errno> {
+        let (readable, writable) = (Segments::new()?, Segments::new()?);
+        Ok(Chain { readable, writable, ranges: with_room(RANGES_MAX)?, status: None })
     }
 
     /// Where the status goes. `None`: the chain is so wrong that nobody can say.

@@ -115,7 +115,8 @@ pub(super) fn play_requests(chosen: u8, script: &[u8]) -> usize {
     queue.set_event_idx(chosen & 16 != 0);
     queue.set_ready(true);
     let device: Arc<dyn Device> = disk.clone();
-    let mut ring = Ring { queue, worker: Worker::new(device, "script", chosen & 8 != 0) };
+    let worker = Worker::new(device, "script", chosen & 8 != 0).expect("there is memory");
+    let mut ring = Ring { queue, worker };
     let mut done = 0;
     while !script.0.is_empty() {
         let table: Vec<Entry> = (0..entries).map(|_| script.entry(entries)).collect();

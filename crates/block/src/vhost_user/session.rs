@@ -178,10 +178,8 @@ impl Session {
         }
         let rings = queue.rings(memory, places, features)?;
         let through = features::writes_through(features);
-        let mut ring = Ring {
-            queue: rings,
-            worker: Worker::new(Arc::clone(&self.device), &self.name, through),
-        };
+        let worker = Worker::new(Arc::clone(&self.device), &self.name, through).map_err(failed)?;
+        let mut ring = Ring { queue: rings, worker };
         let stop = Arc::new(Stop::new().map_err(failed)?);
         let place = Place {
             memory: Arc::clone(memory),

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes as _, GuestMemory};
+use zfolio_sys::zeroed::zeroed;
 
 use super::chain::{Chain, Disk, Failure, Request};
 use crate::device::{Device, Error};
@@ -13,7 +15,7 @@ use crate::pieces::Pieces;
 pub(super) const ID_BYTES: usize = 20;
 
 /// See the module.
-pub(super) struct Worker {
+pub(crate) struct Worker {
     device: Arc<dyn Device>,
     id: [u8; ID_BYTES],
     /// The driver cannot flush: what it has written has to be durable at once.
@@ -38,13 +40,17 @@ impl From<Error> for Failure {
 }
 
 impl Worker {
-    pub(super) fn new(device: Arc<dyn Device>, name: &str, writes_through: bool) -> Worker {
+    /// `NOMEM`: there is no memory for its buffers.
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        name: &str,
+        writes_through: bool,
+    ) -> Result<Worker, Errno> {
         let mut id = [0; ID_BYTES];
         id.iter_mut().zip(name.bytes()).for_each(|(place, byte)| *place = byte);
-        // Zeroed memory that nobody has touched takes no pages.
         let pieces = Pieces::of(&*device);
-        let piece = vec![0; pieces.bytes_max()].into_boxed_slice();
-        Worker { device, id, writes_through, chain: Chain::new(), pieces, piece }
+        let (piece, chain) = (zeroed(pieces.bytes_max())?, Chain::new()?);
+        Ok(Worker { device, id, writes_through, chain, pieces, piece })
     }
 
     /// Serves a chain. Returns how many bytes of what the device may write were written, the status included.

@@ -58,7 +58,8 @@ impl Rig {
         queue.set_event_idx(event_idx);
         queue.set_ready(true);
         let device: Arc<dyn Device> = disk.clone();
-        let worker = Worker::new(device, "a disk of a name that is too long", writes_through);
+        let worker =
+            Worker::new(device, "a disk of a name that is too long", writes_through).unwrap();
         Rig { memory, driver, ring: Ring { queue, worker }, next: 0 }
     }
 
