@@ -61,7 +61,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// What requests begin with that may take long. The text of `block_state` has a line for each unit.
 const LONG: [&str; 4] = ["write ", "save ", "stop", "read block_state"];
 
-/// The ranks of the locks of who asked for the end, and of whether the disk is about to end: nobody has both.
+/// The ranks of the locks of where clients connect, who asked for the end, and whether the disk is about to end: nobody
+/// has two of them.
+const RANK_ADDRESSES: u8 = 1;
 const RANK_ASKED: u8 = 1;
 const RANK_ENDING: u8 = 1;
 
@@ -166,8 +168,8 @@ pub struct Control {
 
 struct Requests {
     ram: Arc<Ram>,
-    /// Where clients connect, once that is known.
-    addresses: OnceLock<String>,
+    /// Where clients connect; empty: nowhere yet, or no longer.
+    addresses: Mutex<RANK_ADDRESSES, String>,
     /// What forbids the end and a reset.
     guard: OnceLock<Guard>,
     /// The file that the disk is saved in when it ends.
@@ -215,17 +217,17 @@ impl Control {
         let failed = |error: io::Error| Unusable::System(path.display().to_string(), error);
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
-        let (addresses, guard, kept) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let asked = Mutex::new(None);
+        let (guard, kept) = (OnceLock::new(), OnceLock::new());
+        let (addresses, asked) = (Mutex::new(String::new()), Mutex::new(None));
         let is_ending = Mutex::new(false);
         let requests = Requests { ram, addresses, guard, kept, stop, asked, is_ending };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
     }
 
-    /// Where clients of the disk connect: several are separated by spaces. The first call counts.
+    /// Where clients of the disk connect: several are separated by spaces. Empty: nowhere any more.
     pub fn set_addresses(&self, addresses: String) {
-        self.clients.protocol().addresses.set(addresses).ok();
+        *self.clients.protocol().addresses.lock() = addresses;
     }
 
     /// Asked before a client may end or reset the disk. The first call counts.
@@ -317,7 +319,8 @@ impl Requests {
         let (verb, name, value) = (words.next(), words.next().unwrap_or(""), words.next());
         let done = match (verb, value) {
             (Some("read"), None) if name == "address" => {
-                Ok(self.addresses.get().map_or_else(String::new, |all| format!("{all}\n")))
+                let all = self.addresses.lock().clone();
+                Ok(if all.is_empty() { all } else { all + "\n" })
             }
             (Some("read"), None) => attributes::read(&self.ram, name),
             (Some("write"), Some(value)) => {
@@ -450,6 +453,8 @@ mod tests {
         assert_eq!(ask(&path, "read address").unwrap(), Answer::Done(String::new()));
         control.set_addresses("a b".to_owned());
         assert_eq!(ask(&path, "read address").unwrap(), Answer::Done("a b\n".to_owned()));
+        control.set_addresses(String::new());
+        assert_eq!(ask(&path, "read address").unwrap(), Answer::Done(String::new()));
         assert_eq!(ask(&path, "write mem_limit 1M").unwrap(), Answer::Done(String::new()));
         assert_eq!(ask(&path, "read mem_limit").unwrap(), Answer::Done("1048576\n".to_owned()));
         for wrong in

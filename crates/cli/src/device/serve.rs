@@ -224,6 +224,7 @@ impl Life<'_> {
             // It has the other handle of the servers.
             drop(metrics.take());
             let Stopped { busy, marks: last, kernel } = Servers::stop(std::mem::take(&mut servers));
+            control.set_addresses(String::new());
             if busy > 0 {
                 say(&format!("disk {name}: {busy} clients did not end in time"));
             }

@@ -436,6 +436,8 @@ fn a_disk_that_cannot_be_saved_is_not_removed() {
         assert_eq!((code, out.as_str(), err.lines().count()), (Some(125), "", 1), "{err}");
         assert!(err.contains("it stays, without clients, since it cannot be saved: '"), "{err}");
         assert!(!disk.is_served());
+        let (_, listed, _) = output_of(&["device", "list", "--raw", "-o", "NAME,ADDRESS"]);
+        assert!(listed.lines().any(|line| line == format!("{} -", disk.name)), "{listed}");
     }
     let saved = disk.ask("save", &[other.to_str().unwrap()]);
     assert_eq!(saved.0, Some(0), "{saved:?}");
