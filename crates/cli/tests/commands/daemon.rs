@@ -273,8 +273,8 @@ fn a_disk_that_fails_leaves_the_others() {
     assert!(running.is_served(), "it is not the daemon's");
 }
 
-/// Goal: a disk that is killed is said and stays away, and the others go on; SIGHUP starts it again, unless its clients
-/// would find older contents.
+/// Goal: a disk that is killed is said, with what is lost, and stays away, and the others go on; SIGHUP starts it
+/// again, unless its clients would find older contents.
 #[test]
 fn a_disk_that_is_killed_stays_away() {
     let mut daemon = Daemon::new("killed-disk");
@@ -290,7 +290,16 @@ fn a_disk_that_is_killed_stays_away() {
     let saved = fs::read(&file).unwrap();
     for (pid, name) in daemon.children().into_iter().zip([&plain.name, &kept.name]) {
         kill("KILL", pid.into());
-        let line = format!("zfolio: disk {name} was killed by signal 9; its contents are lost\n");
+        let lost = if *name == plain.name {
+            "its contents are lost".to_owned()
+        } else {
+            let file = file.display();
+            format!(
+                "what was written since '{file}' was saved is lost; it does not start again until '{file}.saving' is \
+                 removed"
+            )
+        };
+        let line = format!("zfolio: disk {name} was killed by signal 9; {lost}\n");
         wait_for("the line", || daemon.printed().contains(&line));
         if *name == plain.name {
             assert!(kept.is_served());

@@ -1,6 +1,7 @@
 //! A disk of the daemon: its process, and what that prints.
 
 use std::ffi::CString;
+use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -141,6 +142,19 @@ impl Disk {
         }
     }
 
+    /// What is lost when the process is killed, and whether it can start again. One that was never saved begins empty.
+    fn lost(&self) -> String {
+        let mut options = self.settings.options.iter().flatten();
+        let file = options.find_map(|option| option.strip_prefix("--save="));
+        match file.and_then(|file| fs::canonicalize(file).ok()) {
+            Some(file) => format!(
+                "what was written since '{0}' was saved is lost; it does not start again until '{0}.saving' is removed",
+                file.display()
+            ),
+            None => "its contents are lost".to_owned(),
+        }
+    }
+
     /// Notes the end of the process, and says what it means.
     pub(super) fn note_end(&mut self, change: Change, is_asked: bool) {
         self.read();
@@ -157,7 +171,8 @@ impl Disk {
             // It has said why.
             Ok(status) if was_served => Some(u8::try_from(status).unwrap_or(125)),
             Err(signal) if was_served => {
-                say(&format!("disk {name} was killed by signal {signal}; its contents are lost"));
+                let lost = self.lost();
+                say(&format!("disk {name} was killed by signal {signal}; {lost}"));
                 Some(125)
             }
             _ if is_asked => None,
