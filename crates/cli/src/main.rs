@@ -28,6 +28,7 @@ mod stats_file;
 mod suggest;
 mod table;
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use arguments::Command;
@@ -44,7 +45,8 @@ fn main() -> ExitCode {
     match command() {
         Ok(status) => status,
         Err(failure) => {
-            eprintln!("{failure}");
+            // Where nobody can read it the status says what has failed.
+            writeln!(io::stderr(), "{failure}").ok();
             ExitCode::from(failure.status())
         }
     }

@@ -1,6 +1,6 @@
 //! `zfolio device add`: a disk in a process of its own, which stays when this one ends.
 
-use std::io::{self, BufRead as _, BufReader, Read as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode, Stdio};
@@ -45,14 +45,14 @@ pub(super) fn add(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         let mut why = String::new();
         errors.read_to_string(&mut why).ok();
         let status = disk.wait().ok().and_then(|status| status.code()).unwrap_or(125);
-        eprint!("{why}");
+        print_errors(&why);
         return Ok(ExitCode::from(u8::try_from(status).unwrap_or(125)));
     }
     // What it has to say beside that it has said before. If this fails, it is not shown.
     let mut notes = Vec::new();
     errors.set_nonblocking(true).ok();
     errors.read_to_end(&mut notes).ok();
-    eprint!("{}", String::from_utf8_lossy(&notes));
+    print_errors(&String::from_utf8_lossy(&notes));
     if let Err(failure) = output::print(&line) {
         // A command that fails leaves nothing behind.
         let pid = i32::try_from(disk.id()).unwrap_or(i32::MAX);
@@ -60,4 +60,10 @@ pub(super) fn add(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         return Err(failure);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Passes on what the other process has to say. That nobody can read it (a full disk, a pipe that was closed) is no
+/// reason to end: the disk may have been made.
+fn print_errors(text: &str) {
+    write!(io::stderr(), "{text}").ok();
 }

@@ -340,6 +340,28 @@ fn a_disk_in_the_background_outlives_who_added_it() {
     assert_eq!(disk.ask("stat", &["initstate"]).1, "1\n");
 }
 
+/// Goal: a disk that was made is one also where its notes cannot be printed: the command was aborted, and left the
+/// disk. Method: a socket that a killed disk has left, of which there is a note, and a full disk for standard error;
+/// then a command that fails, whose status still says so.
+#[test]
+fn a_note_that_cannot_be_printed_does_no_harm() {
+    let disk = Disk::named("full");
+    drop(UnixListener::bind(&disk.socket).unwrap());
+    let socket = disk.socket.to_str().unwrap();
+    let add = || {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let fixed = ["device", "add", &disk.name, "--size", "8M", "--nbd", socket];
+        zfolio(&fixed).stderr(full).output().unwrap()
+    };
+    let output = add();
+    let (out, _) = texts(&output);
+    assert_eq!(output.status.code(), Some(0), "{out}");
+    assert!(out.starts_with(&format!("disk {}: 8M, ", disk.name)), "{out}");
+    assert!(disk.is_served());
+    let output = add();
+    assert_eq!((output.status.code(), texts(&output).0.as_str()), (Some(2), ""));
+}
+
 /// Goal: a process that is not a disk, at the place of a control socket, is told from one.
 #[test]
 fn a_stranger_at_the_control_socket_is_no_disk() {
