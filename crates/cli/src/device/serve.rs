@@ -38,6 +38,10 @@ use crate::output::escaped;
 /// How long to wait for a page of figures that is being made.
 const PAGE_TURN: Duration = Duration::from_millis(1);
 
+/// So long the end of a disk waits for what its places have under way. What is there is of no use after the end, since
+/// the key is gone.
+const UNANSWERED: Duration = Duration::from_secs(5);
+
 /// How long a turn of the main loop takes at most.
 const TURN_MS: u16 = 200;
 
@@ -133,10 +137,20 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         Life { name, ram: &ram, control: &control, signals: &signals, kept: kept.as_deref() };
     let ended = life.until_end(servers, metrics, watch.as_mut());
     drop(control);
-    // Their threads end.
-    drop(sites);
+    sites.into_iter().for_each(|sites| end_sites(name, sites));
     say(&format!("disk {name} has ended; {}", ended?));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the places that the disk wrote back to, and says which have not answered.
+fn end_sites(name: &str, sites: Sites) {
+    let seconds = UNANSWERED.as_secs();
+    for place in sites.end(UNANSWERED) {
+        let place = place.display();
+        say(&format!(
+            "disk {name}: '{place}' has not answered for {seconds} s, and is not waited for"
+        ));
+    }
 }
 
 /// The end of the line about a new disk, where `--metrics` asks for any free port: the port is told.

@@ -63,6 +63,11 @@ impl SpillDisk {
         either!(self, stop);
     }
 
+    /// Whether the kernel has something that it has not answered, by a ring or by a call.
+    pub(super) fn is_waiting(&self) -> bool {
+        either!(self, is_waiting)
+    }
+
     /// Whether a ring does the work now: there is one, and it has not stopped working.
     #[must_use]
     pub fn is_by_ring(&self) -> bool {

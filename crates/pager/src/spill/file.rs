@@ -305,6 +305,21 @@ impl Medium {
         &self.path
     }
 
+    /// A file of a test, in the place of one that was opened at `path`.
+    #[cfg(test)]
+    pub(super) fn played(file: OwnedFd, path: &Path) -> Medium {
+        Medium {
+            file: Descriptor::new(file),
+            _claim: None,
+            parts: None,
+            path: path.into(),
+            is_device: false,
+            is_direct: false,
+            is_marked: false,
+            bytes: 1 << 20,
+        }
+    }
+
     /// Whether it is a block device.
     #[must_use]
     pub fn is_device(&self) -> bool {

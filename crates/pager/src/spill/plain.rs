@@ -136,6 +136,11 @@ impl Plain {
         self.wake();
     }
 
+    /// Whether a call is under way.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.state.lock().queue.is_anything_out()
+    }
+
     /// How often what happened.
     #[must_use]
     pub fn counts(&self) -> Counts {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use zfolio_core::size;
 use zfolio_core::store::Backing;
@@ -69,13 +70,17 @@ impl fmt::Display for Site {
     }
 }
 
-/// Open sites. Dropping them ends their threads; what uses the backing is dropped before.
+/// Open sites. Dropping them ends their threads, and waits for what is under way ([`Sites::end`] not for ever); what
+/// uses the backing is dropped before.
 #[derive(Debug)]
 pub struct Sites {
     areas: Arc<Areas>,
     disks: Vec<(Arc<SpillDisk>, JoinHandle<()>)>,
     bytes: u64,
 }
+
+/// Between two looks whether the sites have ended.
+const TURN: Duration = Duration::from_millis(10);
 
 impl Sites {
     /// Opens them, for objects of at most `unit_bytes` bytes.
@@ -132,6 +137,32 @@ impl Sites {
         Box::new(Arc::clone(&self.areas))
     }
 
+    /// Ends the threads. What is under way is waited for, at most for about this time. Then those sites are returned
+    /// that have not answered: the kernel may still write to their buffers, so they are there until the process ends,
+    /// whatever is dropped, and so are the threads.
+    #[must_use]
+    pub fn end(self, time: Duration) -> Vec<PathBuf> {
+        self.disks.iter().for_each(|(disk, _)| disk.stop());
+        let mut turns = time.as_millis() / TURN.as_millis();
+        loop {
+            let is_busy = |(disk, thread): &&(Arc<SpillDisk>, JoinHandle<()>)| {
+                !thread.is_finished() || disk.is_waiting()
+            };
+            let busy = self.disks.iter().filter(is_busy);
+            let busy: Vec<_> = busy.map(|(disk, _)| disk.medium().path().to_owned()).collect();
+            if busy.is_empty() {
+                return busy;
+            }
+            if turns == 0 {
+                // Dropping it would wait.
+                std::mem::forget(self);
+                return busy;
+            }
+            turns -= 1;
+            std::thread::sleep(TURN);
+        }
+    }
+
     /// How much may be written there in all.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -151,12 +182,21 @@ impl Drop for Sites {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
     use std::os::unix::process::ExitStatusExt as _;
+    use std::path::Path;
     use std::process::Command;
+    use std::sync::Arc;
+    use std::time::Duration;
 
     use zfolio_core::swap::disk::{Buffer, Direction, Disk as _, SLOT_BYTES, Transfer};
+    use zfolio_core::swap::{Areas, Config};
+    use zfolio_sys::eventfd::EventFd;
 
-    use super::{Site, Sites};
+    use super::super::file::Medium;
+    use super::super::uring::Sender;
+    use super::{Site, Sites, SpillDisk};
     use crate::spill::PlaceError;
 
     #[test]
@@ -182,9 +222,45 @@ mod tests {
         let site = Site::parse("/var/tmp,size=16M").unwrap();
         let sites = Sites::open(&[site.clone(), site], 4096).unwrap();
         assert_eq!(sites.bytes(), 32 << 20);
-        drop(sites);
+        assert!(sites.end(Duration::from_secs(60)).is_empty());
         let none = Sites::open(&[Site::parse("/nowhere").unwrap()], 4096);
         assert!(matches!(none, Err(PlaceError::Path(_))), "{none:?}");
+    }
+
+    /// Goal: a place that never answers is named and not waited for: the process of a disk never ended. What it was
+    /// asked to read has its buffer until the answer. Method: a socket in the place of a file, to which nobody writes
+    /// at first.
+    #[test]
+    fn a_site_that_never_answers_is_not_waited_for() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let medium = Medium::played(ours.into(), Path::new("/played"));
+        let ended = Arc::new(EventFd::new().unwrap());
+        let disk = Arc::new(SpillDisk::new(medium, 4, ended, Sender::Caller));
+        if !disk.is_by_ring() {
+            return eprintln!("SKIPPED: no io_uring");
+        }
+        let served = Arc::clone(&disk);
+        let thread = std::thread::spawn(move || served.serve());
+        while !disk.is_served() {
+            std::thread::yield_now();
+        }
+        let (direction, buffer) = (Direction::Read, Buffer::new(1));
+        let read = Transfer { token: 7, direction, first: 0, count: 1, buffer, result: Ok(()) };
+        disk.begin(read).unwrap();
+        disk.flush();
+        let config = Config { object_bytes_max: 4096, buffer_bytes: 1 << 20, limit_bytes: 0 };
+        let areas = Arc::new(Areas::new(config));
+        let sites = Sites { areas, disks: vec![(Arc::clone(&disk), thread)], bytes: 0 };
+        assert_eq!(sites.end(Duration::from_millis(50)), [Path::new("/played")]);
+        theirs.write_all(&[9; SLOT_BYTES]).unwrap();
+        let mut answered = None;
+        while answered.is_none() {
+            disk.pause();
+            disk.poll(&mut |transfer| answered = Some(transfer));
+        }
+        let mut answered = answered.unwrap();
+        assert_eq!((answered.token, answered.result), (7, Ok(())));
+        assert!(answered.buffer.slots_mut()[0].0.iter().all(|byte| *byte == 9));
     }
 
     /// Goal: a thread of a disk that panics ends the process with a line, and nobody waits for it for ever. Method: in

@@ -171,6 +171,13 @@ impl Uring {
         self.calls.stop();
     }
 
+    /// Whether the kernel has a request that it has not answered. What it has not taken is never carried out, once the
+    /// ring is dropped.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.reap();
+        self.load().taken > 0
+    }
+
     /// See [`Plain::counts`].
     #[must_use]
     pub fn counts(&self) -> Counts {
