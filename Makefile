@@ -161,7 +161,7 @@ fuzz:
 			-artifact_prefix=fuzz/artifacts/$$target/ -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1; \
 	done
 
-# Stripped programs, manual pages, completions and the udev rule; debugging information in PREFIX/lib/debug.
+# Stripped programs, manual pages, documents, completions, the udev rule; debugging information in PREFIX/lib/debug.
 install: build
 	packaging/install install '$(BIN)' '$(DESTDIR)' '$(PREFIX)'
 

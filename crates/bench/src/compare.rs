@@ -160,10 +160,9 @@ pub(crate) fn corpus_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
     let path = folder.join("corpus.bin");
     if !path.exists() {
         eprintln!("zfolio: making a corpus in {}", path.display());
-        let failed = |line: String| Failure::Failed(line);
-        std::fs::create_dir_all(&folder)
-            .map_err(|error| failed(format!("{}: {error}", folder.display())))?;
-        make::make(&path, 400 << 20, false).map_err(|error| failed(error.to_string()))?;
+        let failed = |error| Failure::Failed(format!("{}: {error}", folder.display()));
+        std::fs::create_dir_all(&folder).map_err(failed)?;
+        make::make(&path, 400 << 20, false)?;
     }
     Ok(path)
 }

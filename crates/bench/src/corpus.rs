@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use zfolio_core::size;
 
+use crate::compare::Failure;
 use capture::CaptureError;
 
 /// Arguments of `zfolio corpus`.
@@ -123,6 +124,16 @@ impl From<CaptureError> for CorpusFailure {
     fn from(error: CaptureError) -> CorpusFailure {
         let line = error.to_string();
         if error.is_refusal() { CorpusFailure::Refused(line) } else { CorpusFailure::Failed(line) }
+    }
+}
+
+impl From<CorpusFailure> for Failure {
+    fn from(failure: CorpusFailure) -> Failure {
+        match failure {
+            CorpusFailure::Refused(line) => Failure::Refused(line),
+            CorpusFailure::Failed(line) => Failure::Failed(line),
+            CorpusFailure::Stopped(signal) => Failure::Stopped(signal),
+        }
     }
 }
 

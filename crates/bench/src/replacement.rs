@@ -36,7 +36,7 @@ use zfolio_core::number;
 use zfolio_core::testing::recording;
 
 use crate::compare::{Failure, print};
-use crate::corpus::{CorpusFailure, Output};
+use crate::corpus::Output;
 use crate::scratch::Scratch;
 use policy::Name;
 use table::{Row, Table};
@@ -194,15 +194,11 @@ fn default_traces(args: &ReplacementArgs, notes: &mut Vec<String>) -> Result<Vec
 }
 
 fn record_to(file: &Path, program: &[OsString], seconds: u64) -> Result<(), Failure> {
-    let failure = |failure: CorpusFailure| match failure {
-        CorpusFailure::Refused(line) => Failure::Refused(line),
-        other => Failure::Failed(other.to_string()),
-    };
-    let mut output = Output::create("--record", file).map_err(failure)?;
+    let mut output = Output::create("--record", file)?;
     let touches = record::record(program, seconds, false).map_err(Failure::Failed)?;
     let written = recording::write(&mut output.writer, &touches);
     written.map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))?;
-    output.finish().map_err(failure)?;
+    output.finish()?;
     let pages = Trace::of_touches("", &touches).pages.len();
     let writes = touches.iter().filter(|touch| touch.write).count();
     eprintln!(

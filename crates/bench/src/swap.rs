@@ -15,6 +15,7 @@ mod speed;
 mod splitting;
 mod table;
 
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -140,7 +141,11 @@ fn measure(args: &SwapArgs) -> Result<Table, Failure> {
     if args.wants(Part::Splitting) {
         announce("splitting")?;
         let measured = splitting::measure(&args.dir, threads, args.bytes, args.repeats);
-        let failed = |error| Failure::Failed(format!("--dir {}: {error}", args.dir.display()));
+        let failed = |error: io::Error| {
+            let line = format!("--dir {}: {error}", args.dir.display());
+            let is_wrong = error.kind() == ErrorKind::InvalidData;
+            if is_wrong { Failure::Wrong(line) } else { Failure::Failed(line) }
+        };
         table.bytes = args.bytes;
         table.splitting = measured.map_err(failed)?;
     }

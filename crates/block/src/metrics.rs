@@ -182,7 +182,8 @@ pub fn of_disk(name: &str, ram: &Ram, server: Counts) -> String {
     ];
     page.counter(
         "refused_connections",
-        "Connections that were ended: too many, a handshake too slow, TLS failed, a front end of another disk.",
+        "Connections that were ended: too many, or no memory for them; a handshake too slow; TLS failed; a front end \
+         of another disk.",
         &refused,
     );
     page.finish()

@@ -179,9 +179,12 @@ impl Cgroup {
             let directory = limit.source.parent()?;
             let read = |file| fs::read_to_string(below(root, &directory.join(file))).ok();
             let used: u64 = read(hierarchy.used)?.trim().parse().ok()?;
-            let inactive =
-                read("memory.stat").and_then(|text| number_after(&text, hierarchy.inactive));
-            let needed = used.saturating_sub(inactive.unwrap_or(0));
+            let stat = read("memory.stat").unwrap_or_default();
+            let pages = |name: &str| number_after(&stat, name).unwrap_or(0);
+            // As the kernel's `MemAvailable` does: what is in use of a file may be dropped too, but not all of it.
+            let inactive = pages(hierarchy.inactive);
+            let active = pages(&hierarchy.inactive.replacen("inactive", "active", 1));
+            let needed = used.saturating_sub(inactive + active / 2);
             Some(limit.bytes.saturating_sub(needed))
         };
         self.limits(root).into_iter().filter_map(left).collect()
@@ -393,6 +396,10 @@ mod tests {
         let of = |tree: &Tree| left_below(&tree.0, &own_cgroups(&tree.0)).unwrap();
         let inside = of(&Tree::new("left", &files));
         assert_eq!(inside, Left { bytes: 50_000_000, pressure_percent: 12.25 });
+        // Pages of files in the upper one: 1 MB that is not in use, and half of 8 MB that is.
+        let pages = "inactive_file 1000000\nactive_file 8000000\n";
+        let with_pages = [&files[..], &[("sys/fs/cgroup/up/memory.stat", pages)]].concat();
+        assert_eq!(of(&Tree::new("left-pages", &with_pages)).bytes, 55_000_000);
         let outside = of(&Tree::new("left-machine", &files[..2]));
         assert_eq!(outside, Left { bytes: 512 << 20, pressure_percent: 1.5 });
     }

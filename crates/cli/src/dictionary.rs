@@ -86,8 +86,7 @@ pub(crate) fn read(path: &str) -> Result<Dictionary, String> {
     let whole = Path::new(path).canonicalize().map_err(|error| refused(&error))?;
     let whole =
         whole.to_str().ok_or_else(|| refused(&"it is not UTF-8; accepted: a path that is"))?;
-    // The library reads this path from ZFOLIO_ALGORITHM, where a comma ends a parameter.
-    if whole.contains(',') {
+    if !is_usable(whole) {
         return Err(refused(&format!("its path is '{whole}'; accepted: a path without a comma")));
     }
     let bytes = files::read_whole(whole, *DICTIONARY_BYTES.end()).map_err(|errno| match errno {
@@ -99,6 +98,12 @@ pub(crate) fn read(path: &str) -> Result<Dictionary, String> {
     Dictionary::new(whole, bytes).map_err(|error| error.to_string())
 }
 
+/// Whether a dictionary can be used that is there: the library reads its path from ZFOLIO_ALGORITHM, where a comma ends
+/// a parameter.
+fn is_usable(path: &str) -> bool {
+    !path.contains(',')
+}
+
 /// Runs `zfolio dict`.
 ///
 /// # Errors
@@ -106,18 +111,22 @@ pub(crate) fn read(path: &str) -> Result<Dictionary, String> {
 /// One line: a file cannot be read or written, or no dictionary can be made from the corpus.
 pub(crate) fn dict(arguments: &DictArgs) -> Result<ExitCode, Failure> {
     let What::Train(arguments) = &arguments.what;
+    let output = arguments.output.display();
+    if !is_usable(&output.to_string()) {
+        let line =
+            format!("--output: '{output}' could not be used; accepted: a path without a comma");
+        return Err(Failure::argument(line));
+    }
     let samples = Samples::read(&arguments.corpus, arguments.unit, arguments.size)?;
     let corpus = arguments.corpus.display();
     let dictionary = zcomp::train(&samples.trained, arguments.unit.bytes(), arguments.size)
         .map_err(|error| Failure::argument(format!("--corpus: '{corpus}': {error}")))?;
     let dictionary = samples.better_form(dictionary)?;
     write_private(&arguments.output, dictionary.bytes()).map_err(|error| {
-        let output = arguments.output.display();
         Failure::argument(format!("--output: '{output}' cannot be written: {error}"))
     })?;
     let mut story = format!(
-        "{}: {} bytes, from {} units of {}\n",
-        arguments.output.display(),
+        "{output}: {} bytes, from {} units of {}\n",
         dictionary.bytes().len(),
         samples.trained.len() / arguments.unit.bytes(),
         arguments.unit
@@ -130,6 +139,9 @@ pub(crate) fn dict(arguments: &DictArgs) -> Result<ExitCode, Failure> {
 /// Writes a file that only this user may read, which replaces one of this name once it is whole: parts of a dictionary
 /// are what was in the memory of processes, as it was there.
 fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // Of a link what it leads to is written. (To replace /dev/stdout would be worse.)
+    let whole = path.canonicalize();
+    let path = whole.as_deref().unwrap_or(path);
     // What is no file, as /dev/null, stays what it is.
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return OpenOptions::new().write(true).open(path)?.write_all(bytes);

@@ -2,7 +2,7 @@
 //!
 //! | status | meaning |
 //! | --- | --- |
-//! | 1 | `zfolio doctor`: `zfolio run` cannot work; `bench`: a result is wrong; the output cannot be written |
+//! | 1 | `zfolio doctor`: `zfolio run` cannot work; `bench`: a result is wrong; standard output cannot be written |
 //! | 2 | an argument: the line names it, what was given and what is accepted |
 //! | 122 | `zfolio run --strict`: a program's limit could not be held (the library ends it with this status) |
 //! | 125 | this machine or this installation: the line says what to do |

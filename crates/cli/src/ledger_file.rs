@@ -1,9 +1,7 @@
 //! The ledger of a run as a file: `/dev/shm/zfolio-UID/RUN.ledger`.
 
 use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use zfolio_core::budget::{Bucket, WriteBudget};
@@ -51,9 +49,8 @@ pub(crate) fn set_write_budget(directory: &Path, run: u32, budget: WriteBudget) 
     write(directory, run, &words, Ledger::WRITES_AT)
 }
 
-fn write(directory: &Path, run: u32, bytes: &[u8], at: u64) -> io::Result<()> {
-    let path = directory.join(Ledger::file_name(run.into()));
-    OpenOptions::new().write(true).open(path)?.write_all_at(bytes, at)
+fn write(directory: &Path, run: u32, bytes: &[u8], at: usize) -> io::Result<()> {
+    shared::write_at(&directory.join(Ledger::file_name(run.into())), bytes, at)
 }
 
 /// Removes the file at `path` if it is the ledger of a run that was killed, and none of its processes is left.
@@ -74,7 +71,7 @@ pub(crate) fn sweep(path: &Path) {
         })
     });
     if !is_used {
-        fs::remove_file(path).ok();
+        shared::unlink(path).ok();
     }
 }
 

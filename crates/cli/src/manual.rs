@@ -52,7 +52,7 @@ const MORE: [Section; 4] = [
             (
                 "1",
                 "doctor: it cannot. bench: a result is wrong, or a part of the measurement failed. Every command: \
-                 the output cannot be written.",
+                 standard output cannot be written.",
             ),
             (
                 "2",

@@ -8,24 +8,27 @@
 //!
 //! - `SF-1` The directory belongs to the user in its name alone (mode 0700): all files in it were
 //!   written by that user's processes. The superuser looks into those of others, too, who may have put anything there
-//!   (`shared::open_to_read`, `shared::unlink`).
+//!   (`shared::open_to_read`, `shared::write_at`, `shared::unlink`).
 //! - `SF-2` A file belongs to the process that it names only if the start time matches too, because
 //!   a PID may be used again.
 //! - `SF-3` A process under `zfolio run` leaves its file behind; the run reads and removes it. So
-//!   the file of a process that has ended is stale only if its run has ended too.
+//!   the file of a process that has ended is stale only if its run has ended too. Of a process in another PID namespace
+//!   neither is known here: its file stays.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::mem::offset_of;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
 
 use zfolio_core::budget::WriteBudget;
+#[cfg(test)]
+use zfolio_core::ledger::Owner;
 use zfolio_core::stats::{STATS_MAGIC, Stats, asked_stall};
-use zfolio_sys::{clock, shared};
+use zfolio_sys::{clock, process, shared};
 
 /// The parent of the directories of all users.
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -76,7 +79,7 @@ impl StatsFile {
     #[cfg(test)]
     pub(crate) fn made_up(pid: u32, command: &str) -> StatsFile {
         let stats = Box::new(Stats::default());
-        stats.publish(pid, 1, 0, "zstd", command);
+        stats.publish(Owner { pid, namespace: 0, start_ticks: 1 }, 0, "zstd", command);
         StatsFile { path: PathBuf::new(), pid, library: None, stats, live: true }
     }
 
@@ -139,7 +142,7 @@ impl StatsFile {
 
     /// Writes a word of the page of figures.
     fn write(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
-        OpenOptions::new().write(true).open(&self.path)?.write_all_at(bytes, offset as u64)
+        shared::write_at(&self.path, bytes, offset)
     }
 
     /// Asks the process to hold another limit.
@@ -203,7 +206,13 @@ impl StatsFile {
     /// SF-3: the process has ended, and so has the run that would read the file.
     fn is_stale(&self) -> bool {
         let run = u32::try_from(self.run()).unwrap_or(0);
-        !self.live && (run == 0 || start_ticks(run).is_none())
+        !self.live && !self.is_elsewhere() && (run == 0 || start_ticks(run).is_none())
+    }
+
+    /// Whether the process is, or was, in another PID namespace, whose numbers mean nothing here.
+    fn is_elsewhere(&self) -> bool {
+        let its = self.stats.namespace.load(Relaxed);
+        its != 0 && its != u64::from(process::pid_namespace())
     }
 }
 
@@ -393,8 +402,9 @@ fn parts(tables: &str) -> (&str, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{StatsFile, check_directory, list, parts, read_stats, start_ticks, take_run};
+    use super::{Owner, StatsFile, check_directory, list, parts, read_stats, start_ticks, take_run};
     use std::fs::{self, DirBuilder};
+    use std::mem::offset_of;
     use std::os::unix::fs::DirBuilderExt;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::Ordering::Relaxed;
@@ -418,13 +428,13 @@ mod tests {
         }
 
         fn write(&self, pid: u32, start: u64, run: u64) {
-            self.write_as(&pid.to_string(), pid, start, run);
+            self.write_as(&pid.to_string(), (pid, 0), start, run);
         }
 
-        fn write_as(&self, name: &str, pid: u32, start: u64, run: u64) {
+        fn write_as(&self, name: &str, (pid, namespace): (u32, u32), start_ticks: u64, run: u64) {
             let mut bytes = Vec::new();
             let stats = Stats::default();
-            stats.publish(pid, start, run, "lz4", "test");
+            stats.publish(Owner { pid, namespace, start_ticks }, run, "lz4", "test");
             stats.figures.limit_bytes.store(256 << 20, Relaxed);
             write_stats(&mut bytes, &stats);
             fs::write(self.0.join(name), bytes).unwrap();
@@ -447,7 +457,9 @@ mod tests {
         into.extend(stats.algorithm.iter().map(|byte| byte.load(Relaxed)));
         into.extend(stats.command.iter().map(|byte| byte.load(Relaxed)));
         stats.figures.each(|_, _, value| into.extend(value.to_le_bytes()));
-        into.resize(size_of::<Stats>(), 0);
+        into.resize(offset_of!(Stats, namespace), 0);
+        into.extend(stats.namespace.load(Relaxed).to_le_bytes());
+        assert_eq!(into.len(), size_of::<Stats>());
     }
 
     fn me() -> (u32, u64) {
@@ -498,6 +510,18 @@ mod tests {
         assert_eq!(fs::read_dir(&directory.0).unwrap().count(), 1);
     }
 
+    /// Goal: the files of a run in another PID namespace stay: neither its number nor those of its processes mean
+    /// anything here, and without them it is neither seen nor changed by anyone.
+    #[test]
+    fn files_of_a_run_elsewhere_stay() {
+        let (directory, here) = (Directory::new("elsewhere"), super::process::pid_namespace());
+        for (pid, namespace) in [(NOBODY, here), (NOBODY + 1, here ^ 1)] {
+            directory.write_as(&pid.to_string(), (pid, namespace), 1, u64::from(NOBODY));
+        }
+        let left: Vec<u32> = list(&directory.0).iter().map(|file| file.pid).collect();
+        assert_eq!(left, [NOBODY + 1]);
+    }
+
     /// Goal: the pagers of a process that uses the library are distinguished; a file that a killed
     /// process left is removed.
     #[test]
@@ -505,11 +529,11 @@ mod tests {
         let directory = Directory::new("library");
         let (pid, start) = me();
         for name in ["1", "12", "2", "x", "3.1"] {
-            directory.write_as(&format!("{pid}.{name}"), pid, start, 0);
+            directory.write_as(&format!("{pid}.{name}"), (pid, 0), start, 0);
         }
         assert_eq!(super::of(&directory.0, pid).unwrap().library, Some(1));
         directory.write(pid, start, 0);
-        directory.write_as(&format!("{NOBODY}.1"), NOBODY, 1, 0);
+        directory.write_as(&format!("{NOBODY}.1"), (NOBODY, 0), 1, 0);
         let files = list(&directory.0);
         let listed: Vec<_> = files.iter().map(|file| (file.library, file.command())).collect();
         let library = "test[library]".to_owned();

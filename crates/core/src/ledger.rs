@@ -246,7 +246,7 @@ impl Ledger {
 
     /// Where in a ledger's file another process writes the total that it asks for.
     #[cfg(not(all(test, feature = "loom")))]
-    pub const LIMIT_ASKED_AT: u64 = std::mem::offset_of!(Ledger, limit_asked) as u64;
+    pub const LIMIT_ASKED_AT: usize = std::mem::offset_of!(Ledger, limit_asked);
 
     /// The total that was asked for last; 0: none was.
     #[must_use]
@@ -286,7 +286,7 @@ impl Ledger {
 
     /// Where in a ledger's file another process writes the words of another budget ([`Bucket::words`]).
     #[cfg(not(all(test, feature = "loom")))]
-    pub const WRITES_AT: u64 = std::mem::offset_of!(Ledger, writes) as u64;
+    pub const WRITES_AT: usize = std::mem::offset_of!(Ledger, writes);
 
     /// What nobody has. Negative: shares were taken by force.
     #[must_use]

@@ -11,6 +11,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::ledger::Owner;
 use crate::refault::{Measured, Refaults};
 use crate::zcomp::{Choice, asked};
 
@@ -85,6 +86,8 @@ pub struct Stats {
     pub algorithm_asked: AtomicU64,
     /// The answer to the word that was last acted on.
     pub algorithm_answer: AtomicU64,
+    /// The PID namespace of the process, in which its PID and that of its run count; 0: not known.
+    pub namespace: AtomicU64,
 }
 
 impl Default for Stats {
@@ -104,6 +107,7 @@ impl Default for Stats {
             write_budget_asked: AtomicU64::new(0),
             algorithm_asked: AtomicU64::new(0),
             algorithm_answer: AtomicU64::new(0),
+            namespace: AtomicU64::new(0),
             algorithm: [const { AtomicU8::new(0) }; NAME_BYTES],
             command: [const { AtomicU8::new(0) }; NAME_BYTES],
             figures: Figures::default(),
@@ -134,11 +138,12 @@ impl fmt::Debug for Stats {
 
 impl Stats {
     /// Writes the header. The magic is written last, so that a reader sees a whole header or none.
-    pub fn publish(&self, pid: u32, start_ticks: u64, run: u64, algorithm: &str, command: &str) {
+    pub fn publish(&self, owner: Owner, run: u64, algorithm: &str, command: &str) {
         let size = u32::try_from(size_of::<Stats>()).expect("a few pages");
         self.bytes.store(size, Relaxed);
-        self.pid.store(pid, Relaxed);
-        self.start_ticks.store(start_ticks, Relaxed);
+        self.pid.store(owner.pid, Relaxed);
+        self.start_ticks.store(owner.start_ticks, Relaxed);
+        self.namespace.store(owner.namespace.into(), Relaxed);
         self.run.store(run, Relaxed);
         write_name(&self.algorithm, algorithm);
         write_name(&self.command, command);
@@ -293,7 +298,7 @@ fn read_name(from: &[AtomicU8; NAME_BYTES]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Stats;
+    use super::{Owner, Stats};
 
     #[test]
     fn a_refault_is_counted_by_time_and_by_distance() {
@@ -344,7 +349,7 @@ mod tests {
     fn a_header_is_whole_only_after_publish() {
         let stats = Stats::default();
         assert!(!stats.is_whole());
-        stats.publish(1, 2, 3, "zstd,level=1", "python3");
+        stats.publish(Owner { pid: 1, namespace: 4, start_ticks: 2 }, 3, "zstd,level=1", "python3");
         assert!(stats.is_whole() && stats.algorithm() == "zstd,level=1");
         assert_eq!(stats.command(), "python3");
     }

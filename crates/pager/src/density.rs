@@ -255,15 +255,18 @@ impl Samples {
         }
         self.count += 1;
         let before = self.count - 1;
-        // Who measures may lose the CPU for as long as all other measurements took together.
-        let within = |sum: u64, took: u64| match before {
-            0 => took,
-            _ => took.min(OUTLIER_TIMES * (sum / before).max(1)),
+        // The measuring thread may lose its CPU for longer than all other measurements took together. The first ones are
+        // bounded by those that come after them.
+        let with = |sum: u64, took: u64| {
+            let most = OUTLIER_TIMES * before * took.max(1);
+            let sum = if before < SAMPLES_MIN { sum.min(most) } else { sum };
+            let mean = sum.checked_div(before).map_or(took, |mean| mean.max(1));
+            sum + took.min(OUTLIER_TIMES * mean)
         };
         for (sums, one) in self.sums.iter_mut().zip(measured) {
             sums.bytes += one.bytes;
-            sums.compress_ns += within(sums.compress_ns, one.compress_ns);
-            sums.decompress_ns += within(sums.decompress_ns, one.decompress_ns);
+            sums.compress_ns = with(sums.compress_ns, one.compress_ns);
+            sums.decompress_ns = with(sums.decompress_ns, one.decompress_ns);
         }
     }
 

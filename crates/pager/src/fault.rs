@@ -297,7 +297,7 @@ impl Engine {
         if away.is_some() {
             return away;
         }
-        let by = (cpu, By::Background);
+        let by = (cpu, By::Ahead);
         let spare = self.reserve(table, stored, by, true).ok().flatten()?;
         let Some(mut folio) = lock.try_lock().filter(|folio| missing(folio)) else {
             self.give_spare(Some(spare));

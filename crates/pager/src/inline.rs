@@ -112,7 +112,8 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     let address = unsafe { about.si_addr() } as usize;
     // A signal that was sent by a process has no address.
     let slots = if about.si_code > 0 { &SLOTS[..] } else { &[] };
-    // Who sees no engine there has no memory of one that is registered only now.
+    // A thread that faults on an engine's memory got that address after the engine was registered, so it sees the slot
+    // filled.
     let has_engine = |slot: &&Slot| !slot.engine.load(Ordering::Relaxed).is_null();
     for slot in slots.iter().filter(has_engine) {
         slot.inside.fetch_add(1, Ordering::SeqCst);

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use zfolio_core::budget::WriteBudget;
+use zfolio_core::ledger::Owner;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::sync::Mutex;
 use zfolio_core::zcomp::{ALGORITHM_DEFAULT, Choice};
@@ -275,7 +276,9 @@ impl Builder {
         if !self.name.is_empty() {
             command = format!("{command}:{}", self.name);
         }
-        engine.stats().publish(process::id(), process::start_ticks(), 0, &algorithm, &command);
+        let (pid, namespace) = (process::id(), process::pid_namespace());
+        let owner = Owner { pid, namespace, start_ticks: process::start_ticks() };
+        engine.stats().publish(owner, 0, &algorithm, &command);
         let listener = notice.zip(self.callback);
         Ok(Pager(Arc::new(Core::start(engine, self.strict, listener)?)))
     }

@@ -42,7 +42,9 @@ use proactive::Proactive;
 pub(crate) enum By {
     /// A thread that waits for memory.
     Direct,
-    /// The background thread, or another for which nobody waits.
+    /// The prefetching thread, for which nobody waits.
+    Ahead,
+    /// The background thread, or the one that adopts a mapping.
     Background,
 }
 
@@ -168,13 +170,17 @@ impl Engine {
         if by == By::Background {
             return self.in_background(|| self.take_step(table, cpu));
         }
-        // What this takes is counted with the wait (`Copies::note_wait`).
+        // What a direct reclaim takes is counted with the wait (`Copies::note_wait`). What the prefetching thread does in
+        // that time is no part of the background thread's (`busy.rs`).
         let (reclaimed, units) = self.take_step(table, cpu);
-        add(&self.figures().reclaim_direct, units.count() as u64);
+        let figures = self.figures();
+        let is_direct = by == By::Direct;
+        let counter = if is_direct { &figures.reclaim_direct } else { &figures.reclaim_background };
+        add(counter, units.count() as u64);
         reclaimed
     }
 
-    /// Counts the units that `reclaim` stores, for which nobody waits, and the time that this takes.
+    /// Counts the units that `reclaim` stores, and the time that this takes.
     fn in_background<T>(&self, reclaim: impl FnOnce() -> (T, Units)) -> T {
         let began = self.now_ns();
         let (answer, units) = reclaim();
@@ -188,7 +194,8 @@ impl Engine {
         self.drop_spare_copies(table);
         let staged = || self.replacement.staged_folios();
         let target = self.charge.staged_target();
-        let captured = staged() <= target && self.capture_next(table, Shared::Copied);
+        let had_room = staged() <= target;
+        let captured = had_room && self.capture_next(table, Shared::Copied);
         if captured && staged() <= target {
             return (Reclaimed::Captured, Units::NONE);
         }
@@ -197,7 +204,8 @@ impl Engine {
             return (Reclaimed::Freed, units);
         }
         // All that seemed to be staged may have been touched again, and the queue was full of stale entries.
-        let captured = captured || (staged() <= target && self.capture_next(table, Shared::Copied));
+        let has_room = !had_room && staged() <= target;
+        let captured = captured || (has_room && self.capture_next(table, Shared::Copied));
         let reclaimed = if captured { Reclaimed::Captured } else { Reclaimed::Nothing };
         (reclaimed, Units::NONE)
     }
@@ -322,10 +330,15 @@ impl Engine {
                 self.capture(outgoing)
             };
         }
-        // The one that ended the run is the next of its queue too.
+        // The folio that ended the run was taken from the queue in its turn: it goes out by itself.
         if let Some((base, folio)) = part {
             match self.hollow_slot() {
-                Some(slot) => _ = self.capture(Outgoing { base, queue, folio, slot, shared }),
+                Some(slot) => {
+                    if !self.goes_whole(&folio) {
+                        self.work.reclaimer.folios_moved.add(0, 1);
+                    }
+                    captured |= self.capture(Outgoing { base, queue, folio, slot, shared });
+                }
                 None => self.requeue(base, queue, folio),
             }
         }

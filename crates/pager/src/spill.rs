@@ -598,7 +598,9 @@ impl Engine {
         let done = self.store.write_back(most);
         // While it writes it may refuse more for want of buffers. What it accepted may fail later.
         let (_, writing) = self.store.in_flight();
-        let accepts = done.started > 0 || done.written > 0 || done.refused == 0 || writing > 0;
+        // And what was given up makes room for the next call.
+        let accepts =
+            done.started + done.written + done.given_up > 0 || done.refused == 0 || writing > 0;
         let stats = self.store.spill_stats();
         let spilling = &self.work.spilling;
         let wrote = moved(&spilling.wrote, stats.written + stats.returned);

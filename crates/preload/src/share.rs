@@ -75,7 +75,8 @@ pub(crate) fn limit_bytes(settings: &Settings) -> u64 {
     }
 }
 
-fn owner() -> Owner {
+/// This process.
+pub(crate) fn owner() -> Owner {
     Owner {
         pid: process::id(),
         namespace: process::pid_namespace(),

@@ -79,8 +79,7 @@ pub(crate) fn open(settings: &Settings) {
     page.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);
     let algorithm = page.algorithm_in_force().map(|choice| choice.to_string());
     let algorithm = algorithm.unwrap_or_else(|| settings.algorithm());
-    let (pid, started) = (process::id(), process::start_ticks());
-    page.publish(pid, started, settings.run, &algorithm, &process::command());
+    page.publish(share::owner(), settings.run, &algorithm, &process::command());
 }
 
 /// What is asked for, or else in the settings, for what goes to disk. The engine sets these figures too, once there is

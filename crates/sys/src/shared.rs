@@ -1,9 +1,10 @@
 //! Files in `/dev/shm/zfolio-UID` that one process maps and others read.
 
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, OsStr, c_void};
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
@@ -148,29 +149,51 @@ pub unsafe fn map_for_good<T>(file: &OwnedFd) -> Option<&'static T> {
     Some(unsafe { &*base })
 }
 
-/// Opens a file to read it, in a directory that may be another user's, who may have put anything there: a pipe would
-/// wait for its other end.
+/// Opens a file to read it, in a directory that may be another user's ([`open_there`]).
 ///
 /// # Errors
 ///
 /// Those of `open`; it is no regular file.
 pub fn open_to_read(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
+    open_there(path, OFlags::RDONLY)
 }
 
-/// Removes a file from its directory, if that is one: another user may have put a symbolic link in its place, to a
-/// directory that is not its own.
+/// Writes into a file that exists, in a directory that may be another user's ([`open_there`]).
+///
+/// # Errors
+///
+/// Those of `open` and `write`; it is no regular file.
+pub fn write_at(path: &Path, bytes: &[u8], at: usize) -> io::Result<()> {
+    open_there(path, OFlags::WRONLY)?.write_all_at(bytes, at as u64)
+}
+
+/// Opens a file of the user to whom its directory belongs. That user may have put anything there, for the superuser to
+/// open: a link to the file of somebody else, or a pipe, which would wait for its other end.
+fn open_there(path: &Path, mode: OFlags) -> io::Result<File> {
+    let (folder, name) = folder_of(path)?;
+    let flags = mode | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(&folder, name, flags, Mode::empty())?);
+    let about = file.metadata()?;
+    let is_theirs = about.uid() == rustix::fs::fstat(&folder)?.st_uid;
+    if about.is_file() && is_theirs { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
+
+/// The directory of a file, if it is one: another user may have put a symbolic link in its place, to a directory that
+/// is not its own.
+fn folder_of(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
+    let parts = path.parent().zip(path.file_name());
+    let (folder, name) = parts.ok_or(io::ErrorKind::InvalidInput)?;
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok((rustix::fs::open(folder, flags, Mode::empty())?, name))
+}
+
+/// Removes a file from its directory, if that is no link.
 ///
 /// # Errors
 ///
 /// Those of `open` and `unlink`.
 pub fn unlink(path: &Path) -> io::Result<()> {
-    let parts = path.parent().zip(path.file_name());
-    let (folder, name) = parts.ok_or(io::ErrorKind::InvalidInput)?;
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder, flags, Mode::empty())?;
+    let (folder, name) = folder_of(path)?;
     Ok(rustix::fs::unlinkat(folder, name, AtFlags::empty())?)
 }
 
@@ -212,7 +235,7 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode};
     use rustix::process::{Resource, Rlimit, setrlimit};
 
-    use super::{create, open, open_to_read, remove, unlink};
+    use super::{create, open, open_to_read, remove, unlink, write_at};
     use crate::testing::in_child;
 
     /// Goal: what a process counted before it executed another program is not taken for the figures of that program,
@@ -244,8 +267,18 @@ mod tests {
         let (pipe, mode) = (mine.join("3"), Mode::from_raw_mode(0o600));
         rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, mode, 0).unwrap();
         assert!(open_to_read(&mine.join("1")).is_ok());
-        for other in [&mine.join("2"), &pipe, &mine] {
+        write_at(&mine.join("1"), &[8], 7).unwrap();
+        for other in [&mine.join("2"), &pipe, &mine, &others.join("1")] {
             assert!(open_to_read(other).is_err(), "{}", other.display());
+            assert!(write_at(other, &[9], 0).is_err(), "{}", other.display());
+        }
+        assert_eq!(std::fs::read(mine.join("1")).unwrap(), [7, 7, 7, 7, 7, 7, 7, 8]);
+        // A file that is not that user's: by a hard link, which some systems allow.
+        if rustix::process::geteuid().is_root() {
+            let nobody = rustix::fs::Uid::from_raw(65534);
+            rustix::fs::chown(&mine, Some(nobody), None).unwrap();
+            assert!(write_at(&mine.join("1"), &[9], 0).is_err());
+            rustix::fs::chown(&mine, Some(rustix::fs::Uid::ROOT), None).unwrap();
         }
         assert!(unlink(&others.join("1")).is_err() && mine.join("1").exists());
         unlink(&mine.join("2")).unwrap();

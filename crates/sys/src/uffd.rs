@@ -359,7 +359,7 @@ impl Uffd {
         let watch = |uffd| PollFd::from_borrowed_fd(uffd, PollFlags::IN);
         let third = watch(also.unwrap_or(self.file()));
         let mut poll = [watch(self.file()), watch(other.file()), third];
-        let count = if also.is_some() { 3 } else { 2 };
+        let count = 2 + usize::from(also.is_some());
         // Ready, timed out or interrupted: the caller reads in any case.
         rustix::event::poll(&mut poll[..count], Some(&timeout)).ok();
         poll[1].revents().contains(PollFlags::IN)

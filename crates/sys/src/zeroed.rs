@@ -1,4 +1,5 @@
-//! A buffer of zeros, which takes no memory before it is used: the kernel makes a page at the first access.
+//! A buffer of zeros that may be refused. A large one takes no memory before it is used: the kernel makes a page at the
+//! first access.
 
 use std::alloc::Layout;
 use std::ptr::{self, NonNull};

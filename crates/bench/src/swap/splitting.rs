@@ -6,7 +6,7 @@
 //! system call and a copy, and there is no medium to wait for.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Barrier;
@@ -151,7 +151,7 @@ impl Memory {
             let word = word(self.cpu, page);
             if bytes.chunks_exact(8).any(|bytes| bytes != word) {
                 let line = format!("page {page} of thread {} came back with other bytes", self.cpu);
-                return Err(io::Error::other(line));
+                return Err(io::Error::new(ErrorKind::InvalidData, line));
             }
         }
         Ok(())

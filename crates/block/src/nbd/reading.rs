@@ -73,17 +73,18 @@ fn first_run(device: &dyn Device, at: u64, left: u32) -> (u32, bool) {
     // A device reports a run at its end, and looks at all of it before. Data behind the piece would be looked at again
     // for each piece.
     let most = piece_bytes(device, at, left);
-    let (bytes, is_hole) = run_within(device, at, most);
+    let (bytes, is_hole) = run_within(device, at, most, true);
     if !is_hole || bytes < most || most == left {
         return (bytes, is_hole);
     }
-    let (more, goes_on) = run_within(device, at + u64::from(most), left - most);
+    // Whether data come next is enough.
+    let (more, goes_on) = run_within(device, at + u64::from(most), left - most, false);
     let bytes = if goes_on { most + more } else { most };
     (bytes, u64::from(bytes) >= HOLE_BYTES_MIN)
 }
 
-/// The first run of a range, up to the end of the range.
-fn run_within(device: &dyn Device, at: u64, left: u32) -> (u32, bool) {
+/// The first run of a range, up to the end of the range. `joins_data`: runs of data are joined too.
+fn run_within(device: &dyn Device, at: u64, left: u32, joins_data: bool) -> (u32, bool) {
     let range_bytes = u64::from(left);
     let (mut bytes, mut is_hole) = (0, false);
     let result = device.runs(at, range_bytes, &mut |run_bytes, run_is_hole| {
@@ -95,7 +96,7 @@ fn run_within(device: &dyn Device, at: u64, left: u32) -> (u32, bool) {
             return false;
         }
         bytes += run_bytes;
-        bytes < range_bytes
+        bytes < range_bytes && (is_hole || joins_data)
     });
     if result.is_err() || bytes == 0 {
         // A read says what is wrong.

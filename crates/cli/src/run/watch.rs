@@ -269,6 +269,7 @@ fn progress_line(
 mod tests {
     use super::{COLUMNS, Moment, SECOND_NS, Track, Watch, progress_line, warning_line};
     use std::sync::atomic::Ordering::Relaxed;
+    use zfolio_core::ledger::Owner;
     use zfolio_core::stats::Stats;
 
     /// A process that waits and runs this many milliseconds in each second.
@@ -317,7 +318,8 @@ mod tests {
     #[test]
     fn lines_name_the_program_and_what_would_do() {
         let stats = Stats::default();
-        stats.publish(1, 2, 3, "zstd", "python3");
+        let owner = Owner { pid: 1, namespace: 0, start_ticks: 2 };
+        stats.publish(owner, 3, "zstd", "python3");
         let figures = &stats.figures;
         figures.limit_bytes.store(96 << 20, Relaxed);
         figures.demand_bytes_max.store(400 << 20, Relaxed);

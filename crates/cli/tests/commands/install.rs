@@ -94,6 +94,10 @@ fn files_for_udev_and_systemd_are_copied_from_elsewhere() {
         let named = prefix.join(file);
         assert!(named.exists() && told.contains(named.to_str().expect("plain")), "{file}: {told}");
     }
+    let mut uninstall = Command::new(install.get_program());
+    uninstall.arg("uninstall").args([Path::new(""), prefix.as_path()]);
+    assert!(uninstall.status().expect("it can be executed").success());
+    assert!(!prefix.join("bin/zfolio").exists());
 }
 
 /// Goal: what was installed runs; `uninstall` removes all of it, however often it was installed,

@@ -94,7 +94,8 @@ fn json_of_a_small_program_has_every_key() {
         assert_eq!(printed["recommended_bytes"], 64 << 20);
         (printed.keys().cloned().collect::<Vec<_>>(), printed["need_bytes"].clone())
     };
-    let words = ["suggest", "--json", "--", "sh", "-c", "exec sleep 0.2"];
+    // It must be looked at once at least, also on a busy machine.
+    let words = ["suggest", "--json", "--", "sh", "-c", "exec sleep 1"];
     let ((small, no_need), (large, need)) = (keys(stage::zfolio(&words)), keys(zfolio(&words)));
     assert_eq!(small, large);
     assert!(no_need.is_null() && need.is_u64(), "{no_need} {need}");

@@ -245,8 +245,8 @@ impl<S: PageSource> Store<S> {
     }
 
     /// Lets up to `most` entries leave the pool whose bytes the backing has too, so that nothing is written; and
-    /// handles what the backing has completed. Passed over are entries that somebody waits to load, and, as in other
-    /// walks, those that were fetched last.
+    /// handles what the backing has completed. Passed over are entries that somebody waits to load. Those that were
+    /// fetched last are among them until nothing was fetched between two walks that found nothing.
     pub fn return_kept(&self, most: usize) -> WrittenBack {
         let mut done = WrittenBack::default();
         let Some(spill) = &self.spill else { return done };
@@ -255,12 +255,19 @@ impl<S: PageSource> Store<S> {
         }
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut done);
-        for _ in 0..most {
-            let begin = |handle| self.row(handle).cell().begin_return_unused();
-            let Some(handle) = spill.kept.find(begin) else { break };
-            self.send_back(spill, handle, &mut done);
+        // Two of them let go what was fetched last, and the third one takes it.
+        for _walk in 0..3 {
+            // One that is being read stays, and would be found again.
+            while done.written < most && done.kept == 0 {
+                let begin = |handle| self.row(handle).cell().begin_return_unused();
+                let Some(handle) = spill.kept.find(begin) else { break };
+                self.send_back(spill, handle, &mut done);
+            }
+            if done.written + done.kept > 0 {
+                break;
+            }
+            self.let_fresh_go(spill, &mut side, &done);
         }
-        self.let_fresh_go(spill, &mut side, &done);
         done
     }
 
@@ -278,7 +285,7 @@ impl<S: PageSource> Store<S> {
         spill.backing.flush();
         self.complete(spill, side, done);
         if done.refused > 0 && side.writing_bytes == 0 {
-            // Perhaps for want of room: what is in the pool can do without its location. While anything is on its way,
+            // Perhaps for want of room: what is in the pool can do without its location. While any write is on its way,
             // the backing may only be busy.
             done.given_up = self.give_up_some(spill);
         }

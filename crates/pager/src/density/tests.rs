@@ -232,18 +232,19 @@ fn a_large_pool_is_one_that_the_dense_codec_makes_smaller() {
 /// Goal: one measurement during which the thread lost its CPU decides nothing. Method: it falls on either codec.
 #[test]
 fn one_measurement_that_took_long_decides_nothing() {
-    let decides = |outlier: Option<usize>, span: &Span| {
-        let mut samples = samples();
+    let decides = |outlier: Option<(usize, usize)>, span: &Span| {
+        let mut samples = Samples { count: 0, sums: [Sums::default(); 2], ..samples() };
         for at in 0..100 {
             let mut measured = measured();
-            if let Some(codec) = outlier.filter(|_| at == 50) {
+            if let Some((codec, _)) = outlier.filter(|(_, when)| at == *when) {
                 measured[codec].compress_ns = 4_000_000;
             }
             samples.note(measured);
         }
         pays(&samples, false, span)
     };
-    for outlier in [None, Some(0), Some(1)] {
+    let outliers = [0, 1, 50].into_iter().flat_map(|when| [Some((0, when)), Some((1, when))]);
+    for outlier in outliers.chain([None]) {
         assert_eq!(decides(outlier, &span(40, 900)), Some(false), "40 ms against 29 and 4");
         assert_eq!(decides(outlier, &span(60, 1800)), Some(true), "60 ms against 19 and 24");
     }

@@ -33,7 +33,8 @@ impl Engine {
         loop {
             let mut table = self.table.write();
             let mut away = Vec::new();
-            if self.mover.inbox.has_change() {
+            // By the lock, for which what is being read waits.
+            if self.mover.inbox.first_change().is_some() {
                 away = self.apply_changes(&mut table).err().unwrap_or_default();
                 self.measure_tables(&mut table);
             }

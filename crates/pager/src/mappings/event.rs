@@ -118,7 +118,8 @@ struct Faults {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     changes: RwLock<{ rank::INBOX }, VecDeque<Event>>,
-    /// How many changes wait: the handler asks at each fault, while another thread moves memory and has their lock.
+    /// How many changes wait. Read without the lock, which a move of another thread holds; so it may miss what is being
+    /// read just now.
     waiting: AtomicUsize,
     faults: Mutex<{ rank::FAULTS }, Faults>,
     /// How many faults are aside.
@@ -250,7 +251,7 @@ impl Inbox {
 
     /// To be called after each change of the list.
     fn count(&self, changes: &VecDeque<Event>) {
-        // Release: pairs with the Acquire in has_change(). Who sees no change that waits sees what was applied.
+        // Release: pairs with the Acquire in has_change(). Who sees that no change waits any more sees what was applied.
         self.waiting.store(changes.len(), Ordering::Release);
     }
 
@@ -329,7 +330,8 @@ impl Inbox {
         self.aside.store(faults.aside.len(), Ordering::Relaxed);
     }
 
-    /// Whether a change waits to be applied.
+    /// Whether a change waits to be applied; what is being read just now may be missed. That is for who serves a fault,
+    /// since messages may come at any time then, and not for who must come after what was read ([`Inbox::first_change`]).
     pub(crate) fn has_change(&self) -> bool {
         // Acquire: pairs with the Release in count().
         self.waiting.load(Ordering::Acquire) > 0
@@ -349,8 +351,8 @@ impl Inbox {
         self.changes.try_read().is_none_or(|inbox| inbox.iter().any(waits))
     }
 
-    /// The first change.
-    fn first_change(&self) -> Option<Message> {
+    /// The first change that waits to be applied. Who holds the table misses none whose call has returned.
+    pub(super) fn first_change(&self) -> Option<Message> {
         self.changes.read().front().map(|event| event.message)
     }
 

@@ -20,8 +20,8 @@ use std::time::Duration;
 /// Polling ends when the program has not faulted for so long.
 const FAULT_NS: u64 = 100_000;
 
-/// How often the faults are looked at. Their counts are in memory that the handler writes at each fault; a look takes
-/// it from the handler's CPU.
+/// How often the counts of faults are read. The handler writes them at each fault, and each look takes their cache line
+/// from its CPU.
 const LOOK_NS: u64 = 10_000;
 
 /// A yield that takes so long: somebody else needed the CPU...

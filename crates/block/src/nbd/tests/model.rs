@@ -205,7 +205,9 @@ fn a_whole_unit_is_one_call() {
 #[test]
 fn each_unit_of_a_long_read_is_looked_at_twice_at_most() {
     let bytes = 32_u32 << 20;
-    for (hole, data) in [(0, 32 << 20), (1 << 20, 31 << 20), (512 << 10, 512 << 10)] {
+    for (hole, data) in
+        [(0, 32 << 20), (1 << 20, 31 << 20), (512 << 10, 512 << 10), (252 << 10, 4 << 10)]
+    {
         let disk = Memory::new(u64::from(bytes));
         for at in (0..bytes as usize).step_by(hole + data) {
             Device::write(&disk, (at + hole) as u64, &vec![7; data]).unwrap();
