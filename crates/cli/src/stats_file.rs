@@ -402,7 +402,9 @@ fn parts(tables: &str) -> (&str, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Owner, StatsFile, check_directory, list, parts, read_stats, start_ticks, take_run};
+    use super::{
+        Owner, StatsFile, check_directory, list, parts, read_stats, start_ticks, take_run,
+    };
     use std::fs::{self, DirBuilder};
     use std::mem::offset_of;
     use std::os::unix::fs::DirBuilderExt;

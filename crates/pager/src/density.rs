@@ -255,8 +255,8 @@ impl Samples {
         }
         self.count += 1;
         let before = self.count - 1;
-        // The measuring thread may lose its CPU for longer than all other measurements took together. The first ones are
-        // bounded by those that come after them.
+        // The measuring thread may lose its CPU for longer than all other measurements took together. The first ones
+        // are bounded by those that come after them.
         let with = |sum: u64, took: u64| {
             let most = OUTLIER_TIMES * before * took.max(1);
             let sum = if before < SAMPLES_MIN { sum.min(most) } else { sum };

@@ -5,7 +5,8 @@
 //! - `INL-1` The handler runs with every signal blocked, so it is never interrupted while it holds
 //!   a lock of an engine.
 //! - `INL-2` A SIGBUS that no engine serves goes to the handler that was installed before ours.
-//! - `INL-3` The handler leaves `errno` as it was: the thread may be between a call that failed and its look at `errno`.
+//! - `INL-3` The handler leaves `errno` as it was: the thread may be between a call that failed and its look at
+//!   `errno`.
 //!
 //! The engines are found in a fixed table of weak slots, without a lock: a handler may run at any
 //! time.

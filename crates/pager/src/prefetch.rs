@@ -77,8 +77,8 @@ impl Engine {
         let prefetch = &self.work.prefetch;
         match served {
             Served::Zero => return prefetch.streams.lock().brought_zeros(plan, units),
-            // What the backing has just delivered may merely have come after the walk: that does not show that memory is
-            // short.
+            // What the backing has just delivered may merely have come after the walk: that does not show that memory
+            // is short.
             Served::Stored { was_fetched: false, .. } if plan.is_expected => {
                 prefetch.streams.lock().was_gone(plan);
             }

@@ -170,8 +170,8 @@ impl Engine {
         if by == By::Background {
             return self.in_background(|| self.take_step(table, cpu));
         }
-        // What a direct reclaim takes is counted with the wait (`Copies::note_wait`). What the prefetching thread does in
-        // that time is no part of the background thread's (`busy.rs`).
+        // What a direct reclaim takes is counted with the wait (`Copies::note_wait`), and what the prefetching thread
+        // takes is no part of the background thread's time (`busy.rs`).
         let (reclaimed, units) = self.take_step(table, cpu);
         let figures = self.figures();
         let is_direct = by == By::Direct;
@@ -563,8 +563,8 @@ mod tests {
         engine.unmap_adopted(&space);
     }
 
-    /// Goal: a folio that is not whole goes out in its turn, also if it lies above a whole one. Method: four folios, the
-    /// second with a unit that cannot be moved now.
+    /// Goal: a folio that is not whole goes out in its turn, also if it lies above a whole one. Method: four folios,
+    /// the second with a unit that cannot be moved now.
     #[test]
     fn a_part_of_a_folio_waits_for_no_other_turn() {
         if let Err(why) = Mode::Inline.check() {

@@ -168,8 +168,8 @@ fn threads_fault_side_by_side() {
     });
 }
 
-/// Goal: a fault leaves `errno` as it was. Method: threads that fault on the same folios by turns, so that they wait for
-/// each other's locks, each between a call that fails and its look at the error.
+/// Goal: a fault leaves `errno` as it was. Method: threads that fault on the same folios by turns, so that they wait
+/// for each other's locks, each between a call that fails and its look at the error.
 #[test]
 fn a_fault_leaves_errno_alone() {
     let pager = Pager::builder().limit(8 << 20).build().unwrap();

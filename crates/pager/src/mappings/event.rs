@@ -251,7 +251,7 @@ impl Inbox {
 
     /// To be called after each change of the list.
     fn count(&self, changes: &VecDeque<Event>) {
-        // Release: pairs with the Acquire in has_change(). Who sees that no change waits any more sees what was applied.
+        // Release: pairs with the Acquire in has_change(). Who sees that no change waits sees what was applied.
         self.waiting.store(changes.len(), Ordering::Release);
     }
 
@@ -331,7 +331,8 @@ impl Inbox {
     }
 
     /// Whether a change waits to be applied; what is being read just now may be missed. That is for who serves a fault,
-    /// since messages may come at any time then, and not for who must come after what was read ([`Inbox::first_change`]).
+    /// since messages may come at any time then, and not for who must come after what was read
+    /// ([`Inbox::first_change`]).
     pub(crate) fn has_change(&self) -> bool {
         // Acquire: pairs with the Release in count().
         self.waiting.load(Ordering::Acquire) > 0
