@@ -149,7 +149,7 @@ pub unsafe fn map_for_good<T>(file: &OwnedFd) -> Option<&'static T> {
     Some(unsafe { &*base })
 }
 
-/// Opens a file to read it, in a directory that may be another user's ([`open_there`]).
+/// Opens a file to read it, in a directory that may be another user's, to whom the file belongs then.
 ///
 /// # Errors
 ///
@@ -158,7 +158,7 @@ pub fn open_to_read(path: &Path) -> io::Result<File> {
     open_there(path, OFlags::RDONLY)
 }
 
-/// Writes into a file that exists, in a directory that may be another user's ([`open_there`]).
+/// Writes into a file that exists, in a directory that may be another user's, to whom the file belongs then.
 ///
 /// # Errors
 ///
