@@ -8,14 +8,14 @@ pub(crate) mod capture;
 pub(crate) mod make;
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufWriter};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use zfolio_core::size;
+use zfolio_sys::partial::Partial;
 
 use crate::compare::Failure;
 use capture::CaptureError;
@@ -156,8 +156,7 @@ pub fn corpus(args: CorpusArgs) -> ExitCode {
 /// A file that gets its name only when it is complete.
 #[derive(Debug)]
 pub(crate) struct Output {
-    path: PathBuf,
-    partial: PathBuf,
+    partial: Partial,
     pub(crate) writer: BufWriter<File>,
 }
 
@@ -168,31 +167,23 @@ impl Output {
             let path = path.display();
             CorpusFailure::Refused(format!("{option}: '{path}' {why}; accepted: a file to write"))
         };
-        let name = path.file_name().ok_or_else(|| refused("names no file"))?;
+        if path.file_name().is_none() {
+            return Err(refused("names no file"));
+        }
         if path.is_dir() {
             return Err(refused("is a directory"));
         }
-        let mut partial_name = name.to_owned();
-        partial_name.push(format!(".{}.partial", std::process::id()));
-        let partial = path.with_file_name(partial_name);
-        // What is in the memory of a process is nobody else's business.
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial);
-        let file = file.map_err(|error| refused(&format!("cannot be written: {error}")))?;
-        Ok(Output { path: path.to_owned(), partial, writer: BufWriter::new(file) })
+        let made = Partial::create(path);
+        let (partial, file) =
+            made.map_err(|error| refused(&format!("cannot be written: {error}")))?;
+        Ok(Output { partial, writer: BufWriter::new(file) })
     }
 
     /// Gives the file its name.
     pub(crate) fn finish(mut self) -> Result<(), CorpusFailure> {
-        let named = io::Write::flush(&mut self.writer)
-            .and_then(|()| std::fs::rename(&self.partial, &self.path));
-        named.map_err(|error| CorpusFailure::Failed(format!("{}: {error}", self.path.display())))
-    }
-}
-
-impl Drop for Output {
-    fn drop(&mut self) {
-        // After `finish` this file does not exist; before, it is an incomplete one, and useless.
-        let _renamed_already = std::fs::remove_file(&self.partial);
+        let path = self.partial.path().to_owned();
+        let named = io::Write::flush(&mut self.writer).and_then(|()| self.partial.finish());
+        named.map_err(|error| CorpusFailure::Failed(format!("{}: {error}", path.display())))
     }
 }
 

@@ -230,66 +230,6 @@ impl Device for Memory {
     }
 }
 
-/// A disk that counts the bytes whose kinds it looks at, and reports a run at its end, as a compressed one does.
-#[cfg(test)]
-pub(crate) struct Looked {
-    pub(crate) disk: Memory,
-    pub(crate) bytes: AtomicU64,
-}
-
-#[cfg(test)]
-impl Device for Looked {
-    fn size_bytes(&self) -> u64 {
-        self.disk.size_bytes()
-    }
-
-    fn preferred_bytes(&self) -> u32 {
-        self.disk.preferred_bytes()
-    }
-
-    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.disk.read(at, into)
-    }
-
-    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
-        self.disk.write(at, from)
-    }
-
-    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
-        self.disk.discard(at, bytes)
-    }
-
-    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
-        self.disk.write_zeroes(at, bytes, keeps_room)
-    }
-
-    fn flush(&self) -> Result<(), Error> {
-        self.disk.flush()
-    }
-
-    fn runs(
-        &self,
-        at: u64,
-        bytes: u64,
-        each: &mut dyn FnMut(u64, bool) -> bool,
-    ) -> Result<(), Error> {
-        let (mut run, mut goes_on) = ((0, false), true);
-        self.disk.runs(at, bytes, &mut |length, is_hole| {
-            self.bytes.fetch_add(length, Relaxed);
-            if run.0 > 0 && run.1 != is_hole {
-                goes_on = each(run.0, run.1);
-                run.0 = 0;
-            }
-            run = (run.0 + length, is_hole);
-            goes_on
-        })?;
-        if goes_on && run.0 > 0 {
-            each(run.0, run.1);
-        }
-        Ok(())
-    }
-}
-
 /// Runs the test of this name in a process of its own, in which `test` finds no more memory than there is at its
 /// beginning, and a little more.
 ///
@@ -392,6 +332,17 @@ pub(crate) struct Watched<W> {
 #[cfg(test)]
 pub(crate) trait Watch: Send + Sync {
     fn pass(&self, call: Call);
+
+    /// The runs of a range of the disk.
+    fn runs(
+        &self,
+        disk: &Memory,
+        at: u64,
+        bytes: u64,
+        each: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<(), Error> {
+        disk.runs(at, bytes, each)
+    }
 }
 
 #[cfg(test)]
@@ -429,7 +380,54 @@ impl<W: Watch> Device for Watched<W> {
         each: &mut dyn FnMut(u64, bool) -> bool,
     ) -> Result<(), Error> {
         self.watch.pass(Call::Other);
-        self.disk.runs(at, bytes, each)
+        self.watch.runs(&self.disk, at, bytes, each)
+    }
+}
+
+/// Counts the bytes whose kinds are looked at, and reports a run at its end, as a compressed disk does.
+#[cfg(test)]
+pub(crate) struct Looks(AtomicU64);
+
+#[cfg(test)]
+pub(crate) type Looked = Watched<Looks>;
+
+#[cfg(test)]
+impl Watch for Looks {
+    fn pass(&self, _call: Call) {}
+
+    fn runs(
+        &self,
+        disk: &Memory,
+        at: u64,
+        bytes: u64,
+        each: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<(), Error> {
+        let (mut run, mut goes_on) = ((0, false), true);
+        disk.runs(at, bytes, &mut |length, is_hole| {
+            self.0.fetch_add(length, Relaxed);
+            if run.0 > 0 && run.1 != is_hole {
+                goes_on = each(run.0, run.1);
+                run.0 = 0;
+            }
+            run = (run.0 + length, is_hole);
+            goes_on
+        })?;
+        if goes_on && run.0 > 0 {
+            each(run.0, run.1);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+impl Looked {
+    pub(crate) fn new(disk: Memory) -> Looked {
+        Watched { disk, watch: Looks(AtomicU64::new(0)) }
+    }
+
+    /// How many bytes that were so far.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.watch.0.load(Relaxed)
     }
 }
 

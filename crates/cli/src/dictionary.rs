@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use zfolio_core::zcomp::{
     self, Algorithm, DICTIONARY_BYTES, Dictionary, Element, Outcome, Params, Zcomp,
 };
 use zfolio_sys::files;
+use zfolio_sys::partial::Partial;
 
 use crate::arguments::parse_unit;
 use crate::failure::Failure;
@@ -146,14 +147,9 @@ fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return OpenOptions::new().write(true).open(path)?.write_all(bytes);
     }
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(format!(".{}.partial", std::process::id()));
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial)?;
-    let written = file.write_all(bytes).and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        fs::remove_file(&partial).ok();
-    }
-    written
+    let (partial, mut file) = Partial::create(path)?;
+    file.write_all(bytes)?;
+    partial.finish()
 }
 
 /// Units from a corpus.

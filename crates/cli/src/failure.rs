@@ -8,7 +8,7 @@
 //! | 125 | this machine or this installation: the line says what to do |
 //! | 126 | PROGRAM is there, but cannot be executed, or cannot be managed |
 //! | 127 | PROGRAM, or the interpreter that it names, was not found |
-//! | 130 | `zfolio suggest`, `bench` and `corpus`: Ctrl-C; after another signal 128 and its number |
+//! | 130 | `bench`, `corpus`: Ctrl-C; `suggest`: Ctrl-C ended the program; after another signal 128 and its number |
 
 use std::fmt;
 use std::io;

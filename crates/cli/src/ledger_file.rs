@@ -60,13 +60,12 @@ pub(crate) fn sweep(path: &Path) {
     if run.is_none_or(|run| stats_file::start_ticks(run).is_some()) {
         return;
     }
-    let here = process::pid_namespace();
     let is_used = read_file(path).is_some_and(|ledger| {
         ledger.seats().any(|(_, seat)| {
             let owner = seat.owner();
             // The run itself has a slot. From another PID namespace it is not seen.
             let is_elsewhere =
-                Some(owner.pid) == run && here != 0 && ![0, here].contains(&owner.namespace);
+                Some(owner.pid) == run && process::is_other_namespace(owner.namespace);
             is_elsewhere || stats_file::start_ticks(owner.pid) == Some(owner.start_ticks)
         })
     });

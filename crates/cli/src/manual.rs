@@ -65,7 +65,10 @@ const MORE: [Section; 4] = [
             ),
             ("126", "PROGRAM is there, but cannot be executed or cannot be managed."),
             ("127", "PROGRAM was not found, or the interpreter or loader that it names."),
-            ("130", "suggest, bench, corpus: Ctrl-C. After another signal: 128 and its number."),
+            (
+                "130",
+                "bench, corpus: Ctrl-C. suggest: Ctrl-C ended the program. After another signal: 128 and its number.",
+            ),
             (
                 "that of PROGRAM",
                 "It was started. If a signal ended it, the same signal ends zfolio.",

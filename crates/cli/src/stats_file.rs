@@ -211,8 +211,8 @@ impl StatsFile {
 
     /// Whether the process is, or was, in another PID namespace, whose numbers mean nothing here.
     fn is_elsewhere(&self) -> bool {
-        let its = self.stats.namespace.load(Relaxed);
-        its != 0 && its != u64::from(process::pid_namespace())
+        let its = u32::try_from(self.stats.namespace.load(Relaxed)).unwrap_or(0);
+        process::is_other_namespace(its)
     }
 }
 

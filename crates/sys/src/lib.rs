@@ -21,6 +21,7 @@ pub mod map;
 pub mod maps;
 pub mod mounts;
 pub mod pagemap;
+pub mod partial;
 pub mod probe;
 pub mod process;
 pub mod random;

@@ -92,6 +92,13 @@ pub fn pid_namespace() -> u32 {
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
+/// Whether this is the number of another PID namespace than this process's, in which process ids mean something else.
+/// 0 is of none.
+#[must_use]
+pub fn is_other_namespace(number: u32) -> bool {
+    number != 0 && number != pid_namespace()
+}
+
 /// Whether this process is the first of its session, as what a terminal was opened for.
 #[must_use]
 pub fn leads_session() -> bool {

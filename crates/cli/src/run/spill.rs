@@ -152,7 +152,7 @@ impl Spill {
             // The library reads the paths from ZFOLIO_SPILL, one a line.
             if path.as_os_str().as_bytes().contains(&b'\n') {
                 let shown = path.display();
-                return Err(format!("'{shown}' has a line break; accepted: a path without"));
+                return Err(format!("'{shown}' has a line break; accepted: a path without one"));
             }
             let refused = |refusal: Refusal| refusal.to_string();
             room = room.saturating_add(spill::room(path).map_err(refused)?);

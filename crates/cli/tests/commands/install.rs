@@ -24,9 +24,31 @@ fn paths(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn script(arguments: &[&str]) -> bool {
+/// Whether the script did this, and what it said.
+fn told(arguments: &[&str]) -> (bool, String) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/install");
-    Command::new(script).args(arguments).status().expect("it can be executed").success()
+    let output = Command::new(script).args(arguments).output().expect("it can be executed");
+    (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn script(arguments: &[&str]) -> bool {
+    told(arguments).0
+}
+
+/// A folder with the built programs. `None`, with a message: there are no tools to install them.
+fn built(name: &str) -> Option<PathBuf> {
+    if Command::new("objcopy").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: objcopy is not installed (binutils)");
+        return None;
+    }
+    let (folder, program) = (scratch(name), Path::new(env!("CARGO_BIN_EXE_zfolio")));
+    // Any program stands in for usemem: it is looked for, and not run.
+    for (file, name) in
+        [(program, "zfolio"), (program, "usemem"), (stand_in(), "libzfolio_preload.so")]
+    {
+        symlink(file, folder.join(name)).expect("it is ours");
+    }
+    Some(folder)
 }
 
 /// Goal: the package's list of licenses has everything that is linked.
@@ -75,28 +97,15 @@ fn bench_usemem(prefix: &Path) -> (Option<i32>, String) {
 /// Goal: what is said at the end is true where udev and systemd look, and elsewhere.
 #[test]
 fn files_for_udev_and_systemd_are_copied_from_elsewhere() {
-    if Command::new("objcopy").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: objcopy is not installed (binutils)");
-        return;
-    }
-    let (built, prefix) = (scratch("built-elsewhere"), scratch("elsewhere"));
-    let program = Path::new(env!("CARGO_BIN_EXE_zfolio"));
-    for name in ["zfolio", "usemem", "libzfolio_preload.so"] {
-        let file = if name.ends_with(".so") { stand_in() } else { program };
-        symlink(file, built.join(name)).expect("it is ours");
-    }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/install");
-    let mut install = Command::new(script);
-    install.arg("install").args([built.as_path(), Path::new(""), prefix.as_path()]);
-    let output = install.output().expect("it can be executed");
-    let told = String::from_utf8_lossy(&output.stdout);
+    let Some(built) = built("built-elsewhere") else { return };
+    let prefix = scratch("elsewhere");
+    let (built, prefix_name) = (built.to_str().expect("plain"), prefix.to_str().expect("plain"));
+    let (_, told) = told(&["install", built, "", prefix_name]);
     for file in ["lib/udev/rules.d/60-zfolio.rules", "share/doc/zfolio/docs/recipes.md"] {
         let named = prefix.join(file);
         assert!(named.exists() && told.contains(named.to_str().expect("plain")), "{file}: {told}");
     }
-    let mut uninstall = Command::new(install.get_program());
-    uninstall.arg("uninstall").args([Path::new(""), prefix.as_path()]);
-    assert!(uninstall.status().expect("it can be executed").success());
+    assert!(script(&["uninstall", "", prefix_name]));
     assert!(!prefix.join("bin/zfolio").exists());
 }
 
@@ -105,18 +114,8 @@ fn files_for_udev_and_systemd_are_copied_from_elsewhere() {
 /// program.
 #[test]
 fn uninstall_removes_what_install_put_there() {
-    if Command::new("objcopy").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: objcopy is not installed (binutils)");
-        return;
-    }
-    let (built, root) = (scratch("built"), scratch("root"));
-    let program = Path::new(env!("CARGO_BIN_EXE_zfolio"));
-    // Any program stands in for usemem: it is looked for here, and not run.
-    for (file, name) in
-        [(program, "zfolio"), (program, "usemem"), (stand_in(), "libzfolio_preload.so")]
-    {
-        symlink(file, built.join(name)).expect("it is ours");
-    }
+    let Some(built) = built("built") else { return };
+    let root = scratch("root");
     let others = root.join("opt/share/man/man1/other.1");
     fs::create_dir_all(others.parent().expect("it has one")).expect("it is ours");
     fs::write(&others, "").expect("it is ours");

@@ -176,7 +176,7 @@ pub struct WrittenBack {
     pub bytes: usize,
     /// Entries that stay in the pool: the write failed, or somebody reads the entry.
     pub kept: usize,
-    /// Entries in the pool that gave up their locations for those that were refused: another call may find room.
+    /// Entries in the pool whose places on the backing were given up to make room there: another call may succeed.
     pub given_up: usize,
 }
 
@@ -245,8 +245,7 @@ impl<S: PageSource> Store<S> {
     }
 
     /// Lets up to `most` entries leave the pool whose bytes the backing has too, so that nothing is written; and
-    /// handles what the backing has completed. Passed over are entries that somebody waits to load. Those that were
-    /// fetched last are among them until nothing was fetched between two walks that found nothing.
+    /// handles what the backing has completed. Entries stay that somebody waits to load.
     pub fn return_kept(&self, most: usize) -> WrittenBack {
         let mut done = WrittenBack::default();
         let Some(spill) = &self.spill else { return done };
@@ -255,7 +254,7 @@ impl<S: PageSource> Store<S> {
         }
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut done);
-        // Two of them let go what was fetched last, and the third one takes it.
+        // What was fetched last leaves only after two walks that found nothing (`let_fresh_go`): the third takes it.
         for _walk in 0..3 {
             // One that is being read stays, and would be found again.
             while done.written < most && done.kept == 0 {
@@ -291,7 +290,8 @@ impl<S: PageSource> Store<S> {
         }
     }
 
-    /// What was fetched and not used is nobody's, if nothing was fetched since another walk that found nothing.
+    /// After a walk that found nothing. If the walk before found nothing either, and nothing was fetched in between,
+    /// what was fetched last and not used may leave too.
     fn let_fresh_go(&self, spill: &Spill, side: &mut Side, done: &WrittenBack) {
         if done.started > 0 || done.written > 0 {
             return;

@@ -212,7 +212,7 @@ fn each_unit_of_a_long_read_is_looked_at_twice_at_most() {
         for at in (0..bytes as usize).step_by(hole + data) {
             Device::write(&disk, (at + hole) as u64, &vec![7; data]).unwrap();
         }
-        let looked = Arc::new(Looked { disk, bytes: 0.into() });
+        let looked = Arc::new(Looked::new(disk));
         let reply = Client::of(looked.clone(), true).ask(READ, 0, 0, bytes);
         let holes: u64 = reply.holes.iter().map(|hole| hole.1).sum();
         assert_eq!(holes, (bytes as usize / (hole + data) * hole) as u64, "{hole} and {data}");
@@ -220,7 +220,7 @@ fn each_unit_of_a_long_read_is_looked_at_twice_at_most() {
         assert!(contents.chunks(hole + data).all(|part| {
             part[..hole].iter().all(|byte| *byte == 0) && part[hole..].iter().all(|byte| *byte == 7)
         }));
-        let seen = looked.bytes.load(Relaxed);
+        let seen = looked.bytes();
         assert!(seen <= 2 * u64::from(bytes), "{hole} and {data}: {seen} bytes were looked at");
     }
 }
