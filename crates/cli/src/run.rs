@@ -15,6 +15,7 @@
 mod auto;
 mod detail;
 mod elf;
+mod ended;
 mod family;
 mod keep;
 mod metrics;
@@ -41,10 +42,12 @@ use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zfolio_block::metrics::{Address, Page};
 use zfolio_core::size;
+use zfolio_core::sync::Mutex;
 use zfolio_sys::probe;
 use zfolio_sys::probe::child::{self, Change, Signal, Signals};
 
@@ -57,6 +60,7 @@ use crate::output::escaped;
 use crate::requirements;
 use crate::stats_file;
 use auto::Auto;
+use ended::Ended;
 use keep::Keep;
 use program::Program;
 use settings::Settings;
@@ -112,22 +116,20 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let supervisor = supervisor(&mut settings);
 
     let environment = environment(&settings, &preload)?;
-    let since = stats_file::start_ticks(std::process::id()).unwrap_or(0);
     let library = preload.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let onlooker = Onlooker { library, directory: directory.clone() };
     let watch = Watch::new(!settings.quiet, arguments.progress);
     let kills = allowance::oom_kills();
     let auto = directory.clone().filter(|_| settings.auto);
     let auto = auto.map(|directory| Auto::new(directory, settings.tree));
-    let metrics = address.zip(directory.clone()).map(|(address, directory)| {
-        let ledger = supervisor.as_ref().map(Supervisor::ledger);
-        (address, metrics::page(directory, &settings, ledger))
+    let ended = Arc::new(Mutex::new(Ended::new(directory.clone(), settings.limit_bytes)));
+    let metrics = address.filter(|_| directory.is_some()).map(|address| {
+        (address, metrics::page(Arc::clone(&ended), &settings, supervisor.as_ref()))
     });
-    let watchers = Watchers { keep: Keep::new(claims), supervisor, auto, watch };
+    let watchers = Watchers { keep: Keep::new(claims), supervisor, auto, watch, ended };
     let (pid, end, tree, watchers) = follow(&program, &environment, onlooker, metrics, watchers)?;
-    let files = directory
-        .map(|directory| stats_file::take_run(&directory, std::process::id(), since))
-        .unwrap_or_default();
+    let mut ended = watchers.ended.lock();
+    let files = ended.finish();
     let story = summary::Story {
         settings: &settings,
         program: &arguments.program,
@@ -135,6 +137,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         pid,
         end,
         files: &files,
+        counted: &ended.counted,
         tree: &tree,
         supervisor: watchers.supervisor.as_ref(),
         out_of_memory: kills < allowance::oom_kills(),
@@ -152,6 +155,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
             eprintln!("zfolio: {}", escaped(&unwritten(path, &error)));
         }
     }
+    drop(ended);
     // To die of a signal runs no destructor: here the files of the run go.
     drop(watchers);
     match end.change {
@@ -350,6 +354,7 @@ struct Watchers {
     supervisor: Option<Supervisor>,
     auto: Option<Auto>,
     watch: Watch,
+    ended: Arc<Mutex<1, Ended>>,
 }
 
 impl Watchers {
@@ -370,6 +375,7 @@ impl Watchers {
         self.auto.iter_mut().for_each(Auto::look_if_due);
         let shared_limit = self.supervisor.as_ref().map(Supervisor::limit_bytes);
         self.watch.look_if_due(tree, shared_limit);
+        self.ended.lock().look_if_due(tree);
     }
 }
 

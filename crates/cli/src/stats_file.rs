@@ -381,7 +381,7 @@ fn all_of_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
 
 /// Of each process, by PID, the last of its `files`.
 fn latest(files: Vec<StatsFile>) -> Vec<StatsFile> {
-    let named = files.into_iter().map(|file| ((file.pid, file.library), file));
+    let named = files.into_iter().map(|file| ((file.key(), file.library), file));
     named.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
@@ -390,6 +390,24 @@ pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile>
     let files = all_of_run(directory, run, since);
     files.iter().filter(|file| !file.live).for_each(StatsFile::remove);
     latest(files)
+}
+
+/// Of the run's processes those that are over, while the run goes on: their files are removed.
+pub(crate) fn take_ended(
+    directory: &Path,
+    run: u32,
+    since: u64,
+    is_over: impl Fn(&StatsFile) -> bool,
+) -> Vec<StatsFile> {
+    let mut files = all_of_run(directory, run, since);
+    files.retain(|file| !file.is_elsewhere() && is_over(file));
+    files.iter().for_each(StatsFile::remove);
+    latest(files)
+}
+
+/// How many files there are.
+pub(crate) fn count(directory: &Path) -> usize {
+    fs::read_dir(directory).into_iter().flatten().count()
 }
 
 /// The lines of the size classes, and those of the accelerator: an empty line is between them.

@@ -19,7 +19,8 @@
 //!   makes the sum too small, never too large; [`Ledger::missing_bytes`] is what the supervisor may
 //!   put back.
 //! - `LEDGER-3` The share of a slot is raised by its owner only. The owner lowers it, and so does the
-//!   supervisor: once the owner is gone, or while the owner watches nothing and does not use it.
+//!   supervisor: once the owner is gone, or while the owner watches nothing and does not use it. Without
+//!   a supervisor a new process takes over the slot of one that is gone.
 //! - `LEDGER-4` All bytes zero is a valid ledger: one without a total and without slots in use.
 //!
 //! # Concurrency
@@ -331,22 +332,54 @@ impl Ledger {
     /// more than a first share.
     #[must_use]
     pub fn enter(&self, owner: Owner) -> Option<usize> {
-        let first = (self.total_bytes() / FIRST_SHARE).clamp(FIRST_BYTES_MIN, FIRST_BYTES_MAX);
         if let Some((index, seat)) = self.seats().find(|(_, seat)| seat.owner() == owner) {
             seat.slot.start_over();
-            seat.give_down_to(first);
+            seat.give_down_to(self.first_bytes());
             return Some(index);
         }
         // Acquire: what release() wrote into the slot comes before what its next owner writes.
         let claim = |slot: &Slot| slot.owner.compare_exchange(0, owner.word(), Acquire, Relaxed);
         let index = self.slots.iter().position(|slot| claim(slot).is_ok())?;
         self.used.fetch_max(u32::try_from(index + 1).expect("few slots"), Relaxed);
-        let seat = self.seat(index);
+        self.sit_down(index, owner);
+        Some(index)
+    }
+
+    /// As [`Ledger::enter`], for a process whose supervisor is gone, so that nobody frees the slots of the dead: it
+    /// takes over the slot of one that `is_gone`, if there is one, and gives back what that had.
+    #[must_use]
+    pub fn enter_for_the_dead(
+        &self,
+        owner: Owner,
+        is_gone: impl Fn(Owner) -> bool,
+    ) -> Option<usize> {
+        let take_over = |seat: &Seat<'_>| {
+            let gone = seat.owner();
+            // Two that take it over meet here. Acquire: as in enter().
+            let claim =
+                || seat.slot.owner.compare_exchange(gone.word(), owner.word(), Acquire, Relaxed);
+            is_gone(gone) && claim().is_ok()
+        };
+        let Some((index, _)) = self.seats().find(|(_, seat)| take_over(seat)) else {
+            return self.enter(owner);
+        };
+        self.clear(index);
+        self.sit_down(index, owner);
+        Some(index)
+    }
+
+    /// Begins a slot that its owner has just got.
+    fn sit_down(&self, index: usize, owner: Owner) {
+        let (seat, first) = (self.seat(index), self.first_bytes());
         seat.slot.start_ticks.store(owner.start_ticks, Relaxed);
         if seat.take(first, first) == 0 {
             seat.force(SMALL_MARGIN_BYTES);
         }
-        Some(index)
+    }
+
+    /// What a process takes at its start.
+    fn first_bytes(&self) -> u64 {
+        (self.total_bytes() / FIRST_SHARE).clamp(FIRST_BYTES_MIN, FIRST_BYTES_MAX)
     }
 
     /// The slot of that number.
@@ -368,14 +401,19 @@ impl Ledger {
 
     /// Frees the slot of a process that is gone, or that leaves by itself: its share is free.
     pub fn release(&self, index: usize) {
+        self.clear(index);
+        // Release: pairs with the Acquire in enter().
+        self.slots[index].owner.store(0, Release);
+    }
+
+    /// Makes the share of a slot free, and forgets all but its owner.
+    fn clear(&self, index: usize) {
         let seat = self.seat(index);
         seat.give_down_to(0);
         seat.slot.start_over();
         seat.slot.start_ticks.store(0, Relaxed);
         seat.slot.target_bytes.store(0, Relaxed);
         seat.slot.charge_bytes.store(0, Relaxed);
-        // Release: pairs with the Acquire in enter().
-        seat.slot.owner.store(0, Release);
     }
 
     /// What is neither free nor in a share. Above 0 while a process takes or gives; it stays so if the

@@ -92,6 +92,10 @@ extern "C" fn destructor() {
             engine.sample();
             engine.tell_over_limit();
         }
+        // At the next look of the run a hundred others may have begun and ended.
+        if STARTED.load(Ordering::Relaxed) == 0 && identity::is_own_process() {
+            share::leave();
+        }
         statistics::close(settings);
     }
 }
@@ -351,7 +355,7 @@ pub(crate) fn start_over(
     mapping_proxy::start_over();
     thread::start_over();
     identity::start_over();
-    share::start_over();
+    share::start_over(settings);
     statistics::open(settings);
     STARTED.store(0, Ordering::Relaxed);
     let Some((engine, quiet)) = quiet else { return candidates::forget_made() };

@@ -110,10 +110,17 @@ fn enter(settings: &Settings) -> Option<Member> {
 }
 
 /// In a child of `fork`: takes a slot in place of the parent's.
-pub(crate) fn start_over() {
+pub(crate) fn start_over(settings: &Settings) {
     let Some(member) = member() else { return };
     let resident = process::ResidentMeter::new().read().unwrap_or_default();
-    if !member.enter(owner(), resident.memory_bytes) {
+    let me = owner();
+    // The run frees the slots of the dead. Once it has ended, as it does before a server that goes to the background,
+    // each child would leave one behind.
+    let is_orphan = !process::exists(settings.run);
+    let is_gone = |other: Owner| {
+        is_orphan && other.namespace == me.namespace && !process::exists(other.pid.into())
+    };
+    if !member.enter(me, resident.memory_bytes, is_gone) {
         fatal::print_here(format_args!(
             "the ledger of the run is full: this process has the whole limit for itself"
         ));

@@ -9,16 +9,19 @@
 //! Nothing until a page is asked for. Then a file of some KiB is read for each process of the run.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::sync::Arc;
 
 use zfolio_block::metrics::{Durations, Page, Seconds, Text, label};
 use zfolio_core::ledger::Ledger;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::stats::{OrderCounts, Snapshot};
+use zfolio_core::sync::Mutex;
 
+use super::ended::Ended;
 use super::settings::Settings;
+use super::supervisor::Supervisor;
 use super::waits;
-use crate::stats_file::{self, StatsFile};
+use crate::stats_file::StatsFile;
 
 /// The figures of all processes with one command.
 #[derive(Debug, Default)]
@@ -87,12 +90,11 @@ impl Group {
 
 /// What makes the page of a run.
 pub(super) fn page(
-    directory: PathBuf,
+    ended: Arc<Mutex<1, Ended>>,
     settings: &Settings,
-    ledger: Option<&'static Ledger>,
+    supervisor: Option<&Supervisor>,
 ) -> Page {
-    let run = std::process::id();
-    let since = stats_file::start_ticks(run).unwrap_or(0);
+    let ledger = supervisor.map(Supervisor::ledger);
     let info = [
         label("algorithm", &settings.algorithm.to_string()),
         label("unit", &settings.unit.unwrap_or(UnitOrder::DEFAULT).to_string()),
@@ -100,14 +102,21 @@ pub(super) fn page(
     ];
     let (info, limit_bytes) = (info.join(","), settings.limit_bytes);
     Box::new(move || {
-        let files = stats_file::of_run(&directory, run, since);
+        let ended = ended.lock();
+        let files = ended.files();
         let limit_bytes = ledger.map_or(limit_bytes, Ledger::total_bytes);
-        text(&files, &info, limit_bytes, ledger.map(|ledger| ledger.sum_bytes().0))
+        let charged_bytes = ledger.map(|ledger| ledger.sum_bytes().0);
+        text(ended.kept().chain(&files), &info, limit_bytes, charged_bytes)
     })
 }
 
 /// The page.
-fn text(files: &[StatsFile], info: &str, limit_bytes: u64, charged_bytes: Option<u64>) -> String {
+fn text<'f>(
+    files: impl IntoIterator<Item = &'f StatsFile>,
+    info: &str,
+    limit_bytes: u64,
+    charged_bytes: Option<u64>,
+) -> String {
     let mut page = Text::new("zfolio_run", String::new());
     page.gauge("info", "How the run compresses.", &[(info, 1)]);
     page.gauge(
@@ -121,7 +130,7 @@ fn text(files: &[StatsFile], info: &str, limit_bytes: u64, charged_bytes: Option
     }
     let mut groups: BTreeMap<String, Group> = BTreeMap::new();
     files
-        .iter()
+        .into_iter()
         .for_each(|file| groups.entry(label("command", &file.command())).or_default().add(file));
     gauges(&mut page, &groups);
     counters(&mut page, &groups);

@@ -57,6 +57,10 @@ impl Story<'_> {
                 "waiting_ns": advice.waiting_ns,
             })),
             "processes": processes.collect::<Vec<_>>(),
+            "not_listed": {
+                "processes": self.counted.processes,
+                "resident_bytes_max": self.counted.peak_bytes,
+            },
             "without_figures": groups.collect::<Vec<_>>(),
         })
     }

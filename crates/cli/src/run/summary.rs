@@ -17,6 +17,7 @@ use zfolio_sys::probe::child::Change;
 
 use super::End;
 use super::detail::{self, of, ratio};
+use super::ended::Counted;
 use super::settings::Settings;
 use super::supervisor::Supervisor;
 use super::tree::{Group, Tree};
@@ -50,6 +51,8 @@ pub(super) struct Story<'a> {
     pub(super) end: End,
     /// The figures that its processes left.
     pub(super) files: &'a [StatsFile],
+    /// Processes whose figures were not kept.
+    pub(super) counted: &'a Counted,
     /// What was seen of its processes from outside.
     pub(super) tree: &'a Tree,
     /// If the limit is the tree's.
@@ -60,7 +63,7 @@ pub(super) struct Story<'a> {
 
 /// Whether any memory was compressed. The engine takes over early if a program grows fast, and may
 /// then have nothing to do.
-fn was_compressed(file: &StatsFile) -> bool {
+pub(super) fn was_compressed(file: &StatsFile) -> bool {
     let figures = &file.stats.figures;
     let reclaimed = [
         &figures.reclaim_clean,
@@ -173,7 +176,7 @@ impl Story<'_> {
 
     /// How many processes there were.
     fn count(&self) -> usize {
-        self.tree.count(self.files)
+        self.tree.count(self.files) + self.counted.unseen
     }
 
     /// The most that a process had resident, without pages of files: the larger of its own count and the kernel's.
@@ -448,11 +451,13 @@ impl Story<'_> {
     fn write_unseen(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
         // This count includes pages of files, as many as at that time.
         let figures = self.files.iter().map(|file| of(&file.stats.figures.file_bytes_max));
-        let pages = figures.max().unwrap_or(0).max(self.tree.file_bytes_max);
+        let pages =
+            figures.chain([self.counted.file_bytes, self.tree.file_bytes_max]).max().unwrap_or(0);
         let kernel = self.end.resident_bytes_max.saturating_sub(pages);
         let files = self.files.iter().map(|file| self.peak_bytes(file));
         let groups = self.tree.groups();
-        let known = files.chain(groups.iter().map(|group| group.peak_bytes)).max().unwrap_or(0);
+        let others = groups.iter().map(|group| group.peak_bytes);
+        let known = files.chain(others).chain([self.counted.peak_bytes]).max().unwrap_or(0);
         let explained = matches!(subject, Subject::Nobody) || kernel <= known + EXCESS_SHOWN;
         if explained || !self.is_over(kernel) {
             return Ok(());
@@ -471,14 +476,15 @@ impl Story<'_> {
             Subject::Other(_) | Subject::Nobody => false,
         };
         let others = || self.files.iter().filter(|file| !is_told(file));
-        let count = others().count();
+        let count = others().count() + self.counted.processes;
         if count == 0 {
             return Ok(());
         }
         let compressed = others().filter(|file| was_compressed(file)).count();
         let over = others().filter(|file| self.is_over(self.peak_bytes(file))).count();
         let live = others().filter(|file| file.live).count();
-        let largest = others().map(|file| self.peak_bytes(file)).max();
+        let largest =
+            others().map(|file| self.peak_bytes(file)).chain([self.counted.peak_bytes]).max();
         let plural = if count == 1 { "process" } else { "processes" };
         write!(f, "  and         {count} more {plural}, {compressed} of them compressed")?;
         // Processes that ended at once have no known peak.

@@ -390,6 +390,17 @@ impl Tree {
         self.seen.len() + unseen.count()
     }
 
+    /// Whether the program itself left `file`.
+    pub(super) fn is_first(&self, file: &StatsFile) -> bool {
+        file.pid == self.first
+    }
+
+    /// Forgets the peak of a process that is only counted from now on. False: it was never seen.
+    pub(super) fn forget(&mut self, file: &StatsFile) -> bool {
+        self.peaks.remove(&file.key());
+        self.seen.contains(&file.key())
+    }
+
     /// The peak of the process that left `file`; the default if it was never seen.
     pub(super) fn peak_of(&self, file: &StatsFile) -> Peak {
         self.peaks.get(&file.key()).copied().unwrap_or_default()

@@ -242,6 +242,34 @@ fn a_run_over_its_limit_tells_all_and_its_children() {
     }
 }
 
+/// Goal: a run of many processes does not fill /dev/shm with the files of those that have ended, and still counts each
+/// of them. Method: 400 processes; the shell waits until the file of the first one has gone.
+#[test]
+fn files_of_many_ended_processes_go_while_the_run_goes_on() {
+    if !works() {
+        return;
+    }
+    let report = scratch("many").join("report.json");
+    let script = "sleep 0 & first=/dev/shm/zfolio-$(id -u)/$!; i=1; \
+                  while [ $i -lt 400 ]; do sleep 0; i=$((i + 1)); done; \
+                  i=0; while [ -e $first ] && [ $i -lt 600 ]; do sleep 0.05; i=$((i + 1)); done; \
+                  [ ! -e $first ]";
+    let arguments =
+        ["run", "-l", "256M", "--stats", report.to_str().unwrap(), "--", "sh", "-c", script];
+    let (code, _, err) = output_of(&arguments);
+    assert_eq!(code, Some(0), "{err}");
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+    let listed = report["processes"].as_array().unwrap().len();
+    let others = usize::try_from(report["not_listed"]["processes"].as_u64().unwrap()).unwrap();
+    assert!(others >= 128, "{others} beside {listed}");
+    // The shell is told by itself, and `id` was there too.
+    let told =
+        format!("  and         {} more processes, 0 of them compressed", listed + others - 1);
+    assert!(listed + others >= 402 && err.contains(&told), "no '{told}' in:\n{err}");
+    assert!(report["processes"].as_array().unwrap().iter().any(|one| one["pid"] == report["pid"]));
+}
+
 #[test]
 fn what_went_to_disk_is_told_or_why_nothing_did() {
     if !works() {

@@ -83,3 +83,24 @@ fn loom_a_freed_slot_has_one_new_owner() {
         assert_eq!(ledger.seats().count(), 2);
     });
 }
+
+/// Goal: the slot of a process that is gone is taken over by one process only, with nothing of the share before.
+#[test]
+fn loom_two_processes_take_over_one_slot() {
+    model(|| {
+        let ledger = ledger();
+        let dead = ledger.enter(owner(1)).expect("a slot");
+        let enter = |ledger: &Ledger, pid| {
+            ledger.enter_for_the_dead(owner(pid), |other| other.pid == 1).expect("three slots")
+        };
+        let other = {
+            let ledger = Arc::clone(&ledger);
+            thread::spawn(move || enter(&ledger, 2))
+        };
+        let mine = enter(&ledger, 3);
+        let others = other.join().expect("nothing panics");
+        assert!(mine != others && (mine == dead || others == dead));
+        assert_eq!(ledger.missing_bytes(), 0, "LEDGER-1");
+        assert_eq!(ledger.seats().count(), 2);
+    });
+}

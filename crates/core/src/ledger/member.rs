@@ -20,8 +20,15 @@ impl Member {
 
     /// In a child of `fork`: enters it, in place of its parent. False: no slot is free, and the
     /// child has no limit of the tree's.
-    pub fn enter(&self, owner: Owner, resident_bytes: u64) -> bool {
-        let Some(index) = self.ledger.enter(owner) else {
+    ///
+    /// `is_gone` tells which processes are gone if nobody else frees their slots, and else nothing of any.
+    pub fn enter(
+        &self,
+        owner: Owner,
+        resident_bytes: u64,
+        is_gone: impl Fn(Owner) -> bool,
+    ) -> bool {
+        let Some(index) = self.ledger.enter_for_the_dead(owner, is_gone) else {
             self.index.store(usize::MAX, Relaxed);
             return false;
         };

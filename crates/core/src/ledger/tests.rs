@@ -218,6 +218,26 @@ fn shares_are_taken_when_nothing_is_free_and_slots_end() {
     assert_eq!(ledger.seats().count(), 0);
 }
 
+/// Goal: where nobody frees the slots of the dead, those who come later do, and no share is lost. Method: a server
+/// that lives, and many times as many children as there are slots, each of which ends before the next begins.
+#[test]
+fn children_without_a_supervisor_take_over_what_the_dead_had() {
+    let ledger = ledger();
+    let server = ledger.seat(ledger.enter(owner(1)).unwrap());
+    let gone_supervisor = ledger.seat(ledger.enter(owner(2)).unwrap());
+    gone_supervisor.force(3 * MIB);
+    for pid in 3..3 * u32::try_from(SLOTS).unwrap() {
+        let index = ledger.enter_for_the_dead(owner(pid), |other| other.pid != 1).expect("a slot");
+        assert_eq!((index, ledger.seat(index).owner()), (1, owner(pid)));
+        assert_eq!(ledger.seat(index).share_bytes(), FIRST);
+        assert!(ledger.seat(index).take(MIB, MIB) > 0 && ledger.missing_bytes() == 0);
+        ledger.seat(index).set_target(Some(MIB));
+    }
+    assert_eq!((server.owner(), server.share_bytes()), (owner(1), FIRST));
+    // While nobody is gone, a new one has a slot of its own.
+    assert_eq!(ledger.enter_for_the_dead(owner(9_999), |_| false), Some(2));
+}
+
 #[test]
 fn what_a_killed_process_lost_is_put_back() {
     let ledger = ledger();
