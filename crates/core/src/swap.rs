@@ -21,6 +21,7 @@
 
 mod area;
 mod areas;
+mod bad;
 mod buffers;
 pub mod disk;
 mod frame;
@@ -33,6 +34,9 @@ pub mod slots;
 mod table;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
+
+/// Rank of the lock on an area's bad slots.
+const RANK_BAD: u8 = crate::store::RANK_BACKING + 4;
 
 pub use areas::{AreaStatus, Areas, AreasStats, Config, NewArea};
 pub use location::{AREAS_MAX, AreaId, SLOTS_MAX};

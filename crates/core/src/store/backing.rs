@@ -137,7 +137,7 @@ pub struct Usage {
 
 /// Where entries go when they leave the pool.
 ///
-/// The store calls `flush` and `poll`, and submits writes, with its lock of rank [`RANK_BACKING`] held. Reads are
+/// The store calls `flush`, `tidy` and `poll`, and submits writes, with its lock of rank [`RANK_BACKING`] held. Reads are
 /// submitted without that lock, by several threads at once. `submit` and `discard` are called also with locks of the
 /// store's caller; so the locks of a backing have higher ranks. None of these waits for a device.
 pub trait Backing: Send + Sync + fmt::Debug {
@@ -146,6 +146,9 @@ pub trait Backing: Send + Sync + fmt::Debug {
 
     /// No more requests follow for now: what was accepted is to be on its way.
     fn flush(&self) {}
+
+    /// Lets the medium forget some of what was discarded.
+    fn tidy(&self) {}
 
     /// Calls `each` for every request that is done and was not reported yet, with no lock held:
     /// `each` may call `discard`. Reads that were accepted are on their way after it. Never waits.
@@ -179,6 +182,10 @@ impl<B: Backing> Backing for Arc<B> {
 
     fn flush(&self) {
         (**self).flush();
+    }
+
+    fn tidy(&self) {
+        (**self).tidy();
     }
 
     fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {

@@ -500,7 +500,6 @@ impl<S: PageSource> Store<S> {
 
     /// An entry was not written: it stays in the pool; a dead one ends.
     fn stay(&self, spill: &Spill, handle: Handle) {
-        add(&spill.counters.not_written, 1);
         let cell = self.row(handle).cell();
         if cell.not_written().is_err() {
             let state = cell.load();
@@ -508,6 +507,7 @@ impl<S: PageSource> Store<S> {
             self.give_up_location(state, handle);
             self.pool.free(handle);
         } else {
+            add(&spill.counters.not_written, 1);
             self.pool.mark(handle);
         }
     }
@@ -644,7 +644,9 @@ impl<S: PageSource> Store<S> {
 
     /// The bytes of an entry did not come.
     fn not_fetched(&self, spill: &Spill, handle: Handle, why: NotRead) {
-        add(&spill.counters.not_read, 1);
+        // Not a request that the backing has not taken yet, nor one that was read and finds no room.
+        let has_failed = matches!(why, NotRead::Failed | NotRead::Lost);
+        add(&spill.counters.not_read, u64::from(has_failed));
         if self.row(handle).cell().not_read(why).is_err() {
             self.bury(spill, handle);
         }
@@ -772,6 +774,14 @@ impl<S: PageSource> Store<S> {
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut WrittenBack::default());
         spill.in_flight.count()
+    }
+
+    /// Has the backing's medium forget some of what was discarded: for whoever writes nothing for a while, since a write
+    /// does this by the way. Few at a time, so the owner calls this now and then.
+    pub fn tidy(&self) {
+        let Some(spill) = &self.spill else { return };
+        let _side = spill.side.lock();
+        spill.backing.tidy();
     }
 
     /// Whether the pool had no memory for an entry that came: it stays away until others have left. The source has no

@@ -10,6 +10,7 @@ use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
 };
 
+use super::bad::Bad;
 use super::disk::{Disk, SLOT_BYTES, Transfer};
 use super::location::AreaId;
 use super::seal::{Seal, Tampered};
@@ -43,8 +44,9 @@ pub(super) struct Area {
     /// Objects that are there, and their bytes.
     pub(super) objects: AtomicU64,
     pub(super) bytes: AtomicU64,
-    /// Slots that no write reached, which are not used again.
+    /// Slots that no write reached, which are left alone.
     pub(super) slots_bad: AtomicU64,
+    bad: Bad,
     /// Transfers that were made and have not ended.
     pub(super) in_flight: AtomicUsize,
 }
@@ -76,6 +78,7 @@ impl Area {
             objects: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             slots_bad: AtomicU64::new(0),
+            bad: Bad::new(),
             in_flight: AtomicUsize::new(0),
         }
     }
@@ -221,13 +224,27 @@ impl Area {
         add(&self.objects, objects as u64);
         add(&self.bytes, bytes as u64);
         self.rests.store(false, Relaxed);
+        self.try_bad_again();
     }
 
-    /// These slots were not written. They are used again, but for bad ones.
+    /// After a write that went well, or that found no slot: bad slots are free again, if it is time.
+    pub(super) fn try_bad_again(&self) {
+        if self.slots_bad.load(Relaxed) == 0 {
+            return;
+        }
+        for slots in self.bad.step() {
+            slots.clone().for_each(|slot| self.table.entry(slot).try_again());
+            subtract(&self.slots_bad, slots.len() as u64);
+            self.give_back(slots);
+        }
+    }
+
+    /// These slots were not written. They are used again; bad ones not soon ([`Bad`]).
     pub(super) fn not_written(&self, slots: Range<u32>, is_bad: bool) {
         slots.clone().for_each(|slot| self.table.entry(slot).not_written(is_bad));
         if is_bad {
             add(&self.slots_bad, slots.len() as u64);
+            self.bad.add(slots);
         } else {
             self.give_back(slots);
         }
@@ -255,8 +272,8 @@ impl Area {
         assert!(before > 0, "more objects end than were written");
     }
 
-    /// Lets the disk forget clusters that nobody uses: few at a time, since others may wait for the caller. Returns
-    /// how many.
+    /// Lets the disk forget clusters that nobody uses: few at a time, since others may wait for the caller, and no more
+    /// than it takes. One thread at a time calls this. Returns how many.
     pub(super) fn punch(&self) -> usize {
         const AT_ONCE: usize = 4;
         if self.is_frozen() {
@@ -264,7 +281,7 @@ impl Area {
         }
         let mut clusters = [const { 0..0 }; AT_ONCE];
         let mut count = 0;
-        self.slots.take_discards(AT_ONCE, &mut |cluster| {
+        self.slots.take_discards(AT_ONCE.min(self.disk.discard_room()), &mut |cluster| {
             clusters[count] = cluster;
             count += 1;
         });

@@ -242,6 +242,12 @@ impl Backing for Areas {
         self.punch();
     }
 
+    fn tidy(&self) {
+        if self.punch() > 0 {
+            self.start();
+        }
+    }
+
     fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
         // Without it: another thread polls, and reports what there is.
         let Some(mut scratch) = self.inner.lock().scratch.take() else { return };

@@ -136,6 +136,11 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// The contents of these slots are not needed any more: the medium may forget them.
     fn discard(&self, first: u64, count: u64);
 
+    /// How many more discards it takes now. It would leave others out, and the medium never hear of them.
+    fn discard_room(&self) -> usize {
+        usize::MAX
+    }
+
     /// Slots of a stretch, whole clusters: the first so many lie side by side on the medium, and the next, and so on.
     /// It never changes.
     fn stretch_slots(&self) -> u32 {

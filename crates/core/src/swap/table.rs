@@ -12,10 +12,11 @@
 //!              begin                 written
 //!   free ----------------> sealed --------------> live
 //!    ^ ^   next generation   | |                   |
-//!    | |                     | | failed for good   | forget, by the last object
+//!    | |                     | | failed            | forget, by the last object
 //!    | |   failed, for now   | +---------> bad     |
-//!    | +---------------------+                     |
-//!    +---------------------------------------------+
+//!    | +---------------------+              |      |
+//!    +--------------------------------------+------+
+//!                               try_again
 //!
 //!            share                 forget, by the last object
 //!   live <----------> shared  ------------------------------>  left
@@ -44,7 +45,10 @@ use loom::sync::atomic::AtomicU64;
 use std::sync::OnceLock;
 #[cfg(not(all(test, feature = "loom")))]
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
 
 use super::location::SLOTS_MAX;
 use super::seal::{TAG_BYTES, Tag};
@@ -136,6 +140,8 @@ type Leaf = Box<[OnceLock<Cluster>]>;
 #[derive(Debug)]
 pub(super) struct Table {
     leaves: Box<[OnceLock<Leaf>]>,
+    /// Bytes of all that was made.
+    made_bytes: AtomicUsize,
     /// Clusters are refused, as though there were no memory.
     #[cfg(any(test, fuzzing))]
     pub(super) refuses: std::sync::atomic::AtomicBool,
@@ -182,6 +188,14 @@ impl Entry {
     /// The slot is not on the disk.
     pub(super) fn not_written(&self, is_bad: bool) {
         self.end_write(if is_bad { State::Bad } else { State::Free });
+    }
+
+    /// A bad slot may be good by now: it is free. The caller frees it.
+    pub(super) fn try_again(&self) {
+        let word = self.word();
+        assert!(word.state == State::Bad, "a slot that is {:?} is tried again", word.state);
+        // Release: as in end_write().
+        self.word.store(Word { state: State::Free, ..word }.to_bits(), Release);
     }
 
     fn end_write(&self, state: State) {
@@ -258,6 +272,7 @@ impl Table {
     pub(super) fn new() -> Table {
         Table {
             leaves: (0..LEAVES).map(|_| OnceLock::new()).collect(),
+            made_bytes: AtomicUsize::new(LEAVES * size_of::<OnceLock<Leaf>>()),
             #[cfg(any(test, fuzzing))]
             refuses: std::sync::atomic::AtomicBool::new(false),
         }
@@ -298,7 +313,9 @@ impl Table {
             all.try_reserve_exact(count as usize).ok()?;
             all.extend((0..count).map(|_| new()));
             // Another thread may have been faster.
-            drop(cell.set(all.into_boxed_slice()));
+            if cell.set(all.into_boxed_slice()).is_ok() {
+                self.made_bytes.fetch_add(count as usize * size_of::<T>(), Relaxed);
+            }
         }
         cell.get().map(|all| &**all)
     }
@@ -329,14 +346,9 @@ impl Table {
         self.leaves.get(leaf)?.get()?.get(cluster)?.get()?.get(at)
     }
 
-    /// Bytes of all that was made.
+    /// Bytes of all that was made. Whoever writes to a disk in memory asks for them each time, so they are counted.
     pub(super) fn memory_bytes(&self) -> usize {
-        let leaves = self.leaves.iter().filter_map(OnceLock::get);
-        let of_leaf = |leaf: &Leaf| {
-            let clusters = leaf.iter().filter_map(OnceLock::get);
-            size_of_val(&**leaf) + clusters.map(|cluster| size_of_val(&**cluster)).sum::<usize>()
-        };
-        size_of_val(&*self.leaves) + leaves.map(of_leaf).sum::<usize>()
+        self.made_bytes.load(Relaxed)
     }
 }
 
@@ -387,8 +399,13 @@ mod tests {
                     entry.set_tag(*tag);
                 }
                 State::Sealed if random.below(4) == 0 => {
-                    entry.not_written(false);
-                    (word.state, word.live) = (State::Free, 0);
+                    let is_bad = random.below(2) == 0;
+                    entry.not_written(is_bad);
+                    (word.state, word.live) = (if is_bad { State::Bad } else { State::Free }, 0);
+                }
+                State::Bad => {
+                    entry.try_again();
+                    word.state = State::Free;
                 }
                 State::Sealed => {
                     entry.written();
@@ -412,7 +429,6 @@ mod tests {
                     assert_eq!(entry.forget(), word.state);
                 }
                 State::Left => {}
-                State::Bad => unreachable!("no slot was made bad"),
             }
         }
         let per_slot = 512 * 24;

@@ -452,6 +452,48 @@ fn empty_clusters_are_punched_out() {
     }
 }
 
+/// Goal: the disk hears of each cluster that nobody uses, also while nothing is written, and of no more at once than it
+/// takes. It heard of them only with the next write, and what it had no room for it never heard of.
+#[test]
+fn the_disk_hears_of_all_empty_clusters() {
+    let fixture = Fixture::new(SMALL, &[(4096, 0)]);
+    let objects = pages(0..4000);
+    let locations: Vec<_> = objects.chunks(200).flat_map(|part| fixture.write_all(part)).collect();
+    fixture.disks[0].break_it(|faults| faults.discards = Some(3));
+    fixture.discard(&locations, &objects);
+    let kept = fixture.disks[0].slots_kept();
+    for heard in [3, 3] {
+        fixture.areas.tidy();
+        assert_eq!(fixture.areas.stats().clusters_discarded, heard, "as many as it takes");
+    }
+    assert_eq!(fixture.disks[0].slots_kept(), kept - 3 * 512);
+    fixture.disks[0].behave();
+    (0..4).for_each(|_| fixture.areas.tidy());
+    // One cluster is filled next, and one was left as it is for the one after it.
+    assert!(fixture.disks[0].slots_kept() <= 2 * 512, "{}", fixture.disks[0].slots_kept());
+}
+
+/// Goal: after an outage of the medium the slots of the writes that failed are used again. Method: writes that fail until
+/// no slot is left; then the medium is well.
+#[test]
+fn slots_come_back_after_an_outage() {
+    let fixture = Fixture::new(SMALL, &[(256, 0)]);
+    fixture.disks[0].break_it(|faults| faults.failed_writes = usize::MAX);
+    while fixture.write(&pages(0..32))[0] == Err(Failure::Final) {}
+    assert_eq!((fixture.areas.stats().slots_bad, fixture.slots_used()), (256, 0));
+    fixture.disks[0].behave();
+    let objects = pages(0..32);
+    let mut locations = fixture.write(&objects);
+    for _ in 0..64 {
+        if locations.iter().all(Result::is_ok) {
+            break;
+        }
+        locations = fixture.write(&objects);
+    }
+    fixture.check(&locations.into_iter().flatten().collect::<Vec<_>>(), &objects);
+    assert_eq!(fixture.areas.stats().slots_bad, 0);
+}
+
 /// Goal: an area is emptied while it is used. Method: drain, with objects in flight; what is there is fetched and
 /// dropped, and the area is handed back with its disk.
 #[test]

@@ -367,9 +367,10 @@ impl<S: PageSource> Zram<S> {
     /// Handles what the backing has completed, and lets it forget what was discarded. The device's owner calls this now
     /// and then.
     pub fn tidy(&self) {
+        self.store.poll();
         // Each lets a few clusters of an area go.
         for _ in 0..TIDY_CALLS {
-            self.store.write_back_chosen(&[]);
+            self.store.tidy();
         }
     }
 

@@ -118,6 +118,7 @@ impl Engine {
         self.note_done(&table);
         self.bound_density(&table);
         self.poll_backing(&table);
+        self.store.tidy();
         self.set_prices(&table);
         self.look_for_hardware(&table);
         // The limit has fallen: free slots would count as available, and the charge would never come down to it.

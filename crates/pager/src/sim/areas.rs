@@ -364,6 +364,10 @@ impl Backing for Shared {
         self.0.areas.flush();
     }
 
+    fn tidy(&self) {
+        self.0.areas.tidy();
+    }
+
     fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
         let Shared(ground) = self;
         ground.mend();

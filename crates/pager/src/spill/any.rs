@@ -119,4 +119,8 @@ impl Disk for SpillDisk {
     fn discard(&self, first: u64, count: u64) {
         either!(self, discard, first, count);
     }
+
+    fn discard_room(&self) -> usize {
+        either!(self, discard_room)
+    }
 }

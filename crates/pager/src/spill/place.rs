@@ -228,6 +228,10 @@ impl Disk for Shared {
         self.0.discard(self.0.medium().on_medium(first), count);
     }
 
+    fn discard_room(&self) -> usize {
+        self.0.discard_room()
+    }
+
     fn stretch_slots(&self) -> u32 {
         self.0.medium().parts().map_or(SLOTS_MAX, Parts::part_slots)
     }
@@ -255,6 +259,10 @@ impl Backing for SharedAreas {
 
     fn flush(&self) {
         self.get().into_iter().for_each(Areas::flush);
+    }
+
+    fn tidy(&self) {
+        self.get().into_iter().for_each(Areas::tidy);
     }
 
     fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {

@@ -308,6 +308,10 @@ impl Disk for Plain {
     fn discard(&self, first: u64, count: u64) {
         self.state.lock().queue.discard(first, count);
     }
+
+    fn discard_room(&self) -> usize {
+        self.state.lock().queue.discard_room()
+    }
 }
 
 impl Drop for Plain {

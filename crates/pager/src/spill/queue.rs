@@ -152,12 +152,18 @@ impl Queue {
 
     /// Accepts a discard, or leaves it out.
     pub(super) fn discard(&mut self, first: u64, count: u64) {
-        if !self.can_discard || self.discards.len() + self.discards_out.len() == DISCARDS {
+        if !self.can_discard || self.discard_room() == 0 {
             self.counts.discards_left_out += 1;
         } else if count > 0 {
             let number = self.number();
             self.discards.push_back(Discard { first, count, number });
         }
+    }
+
+    /// How many more discards are accepted. A medium that cannot discard leaves any number out.
+    pub(super) fn discard_room(&self) -> usize {
+        let room = DISCARDS - self.discards.len() - self.discards_out.len();
+        if self.can_discard { room } else { usize::MAX }
     }
 
     fn number(&mut self) -> u64 {

@@ -460,6 +460,10 @@ impl Disk for Uring {
     fn discard(&self, first: u64, count: u64) {
         self.calls.discard(first, count);
     }
+
+    fn discard_room(&self) -> usize {
+        self.calls.discard_room()
+    }
 }
 
 impl Drop for Uring {

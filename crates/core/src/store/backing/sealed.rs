@@ -98,6 +98,10 @@ impl Backing for Sealed {
         self.0.areas.flush();
     }
 
+    fn tidy(&self) {
+        self.0.areas.tidy();
+    }
+
     fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
         self.0.arm();
         self.0.areas.poll(&mut |completion| {

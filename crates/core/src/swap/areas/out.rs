@@ -120,6 +120,7 @@ impl Areas {
                 below = Some(priority);
             }
         }
+        self.all().filter(|area| area.is_open()).for_each(|area| area.try_bad_again());
         Err(if self.is_growing.load(Relaxed) { Refused::Growing } else { Refused::Full })
     }
 
@@ -202,10 +203,11 @@ impl Areas {
         area.in_flight.fetch_sub(1, AcqRel);
     }
 
-    /// Lets the disks forget clusters that nobody uses, a few at a time.
-    pub(super) fn punch(&self) {
+    /// Lets the disks forget clusters that nobody uses, a few at a time. Returns how many.
+    pub(super) fn punch(&self) -> usize {
         let punched: usize = self.all().map(|area| area.punch()).sum();
         add(&self.counters.clusters_discarded, punched as u64);
+        punched
     }
 }
 

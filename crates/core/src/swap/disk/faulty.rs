@@ -40,6 +40,8 @@ pub struct Faults {
     pub end: Option<u64>,
     /// So many transfers are accepted at once; 0: any number.
     pub depth: usize,
+    /// So many more discards are accepted; `None`: any number.
+    pub discards: Option<usize>,
     /// Every transfer fails: the device is gone.
     pub is_gone: bool,
     /// Nothing ends until somebody pauses.
@@ -354,7 +356,14 @@ impl Disk for Faulty {
         let mut inner = self.0.lock();
         assert!(!inner.is_guarded(first..first + count), "SWAP-5: a discard");
         assert!(!inner.meets(first, count, true), "SWAP-1: slot {first} is discarded on its way");
+        if let Some(room) = &mut inner.faults.discards {
+            *room = room.checked_sub(1).expect("a discard that the disk would leave out");
+        }
         (first..first + count).for_each(|slot| _ = inner.kept.remove(&slot));
+    }
+
+    fn discard_room(&self) -> usize {
+        self.0.lock().faults.discards.unwrap_or(usize::MAX)
     }
 
     fn stretch_slots(&self) -> u32 {
