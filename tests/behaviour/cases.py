@@ -25,6 +25,7 @@ CASES = [
     ("mappings neighbours", 32, "lz4", "64K"),
     ("mappings neighbours", 32, "lz4", "4K"),
     ("mappings file_over", 32, "lz4", "64K"),
+    ("mappings device_over", 32, "lz4", "16K"),
     ("mappings holes", 32, "lz4", "64K"),
     ("mappings moves", 32, "lz4", "64K"),
     ("mappings moves", 64, "lz4", "2M"),
@@ -126,6 +127,7 @@ CASES = [
     ("threads locks", 32, "lz4", "64K"),
     ("threads robust", 32, "lz4", "4K"),
     ("threads robust_shared", 32, "lz4", "16K"),
+    ("threads inherit", 32, "lz4", "4K"),
     ("threads cleared_words", 32, "lz4", "16K"),
     ("threads shared_locks", 32, "lz4", "64K"),
     ("threads leader_leaves", 32, "lz4", "64K"),
@@ -164,6 +166,7 @@ CASES = [
     ("descriptors few_later", 32, "lz4", "64K"),
     ("descriptors ends", 32, "lz4", "64K"),
     ("descriptors lowest", 32, "lz4", "64K"),
+    ("descriptors quiet", 32, "lz4", "64K"),
     ("own_malloc blocks", 48, "lz4", "64K"),
     ("own_malloc children", 48, "lz4", "16K"),
     ("own_malloc own_handlers", 48, "lz4", "16K"),
@@ -171,6 +174,8 @@ CASES = [
     ("modules by_caller", 32, "lz4", "64K"),
     ("sandbox early", 32, "lz4", "64K"),
     ("sandbox trapped", 32, "lz4", "64K"),
+    ("sandbox trapped_files", 32, "lz4", "64K"),
+    ("sandbox late_killed", 32, "lz4", "64K"),
     ("sandbox late", 32, "lz4", "64K"),
     ("sandbox late_copies", 32, "lz4", "64K"),
     ("sandbox late_zeros", 32, "lz4", "64K"),
@@ -224,7 +229,8 @@ TOLD = {"forks no_threads": "the limit is not held", "forks no_userfaultfd": "th
         "forks few_threads": "the limit is not held"}
 # Cases that zfolio must end with status 125 and a line with these words.
 STOPPED = {"sandbox late": "seccomp", "sandbox late_copies": "seccomp", "sandbox late_zeros": "seccomp",
-           "sandbox late_advice": "seccomp", "sandbox late_files": "seccomp"}
+           "sandbox late_advice": "seccomp", "sandbox late_files": "seccomp",
+           "sandbox late_killed": "seccomp"}
 
 # The memory of these is sampled from outside.
 SAMPLED = [

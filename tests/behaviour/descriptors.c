@@ -46,6 +46,20 @@ static void dup_over(void) {
     ballast_verify(&b, "dup2 over everything");
 }
 
+/* The program closes its standard error, and a file of its data has the number: no line of zfolio's gets there. */
+static void quiet(void) {
+    char name[] = "/var/tmp/behaviour-quiet-XXXXXX", text[64] = "";
+    int kept = fcntl(2, F_DUPFD_CLOEXEC, 100), data = mkstemp(name);
+    CHECK(kept >= 0 && data >= 0 && unlink(name) == 0);
+    CHECK(dup2(data, 2) == 2 && write(2, "data", 4) == 4);
+    ballast_make(&b, 3 * limit_bytes(), 1);
+    /* zfolio refuses this, with a line. */
+    mlockall(MCL_CURRENT | MCL_FUTURE);
+    ballast_verify(&b, "without standard error");
+    CHECK(lseek(data, 0, SEEK_SET) == 0 && read(data, text, sizeof text - 1) == 4, "the file has: %s", text);
+    CHECK(dup2(kept, 2) == 2);
+}
+
 /* No descriptor is left: the limit is not held, and everything else works. */
 static void none(void) {
     struct rlimit limit = {0, 0};
@@ -127,7 +141,7 @@ static void ends(void) {
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"range", range}, {"loop", loop}, {"from", from}, {"dup_over", dup_over}, {"few", few},
-        {"few_later", few_later}, {"none", none}, {"ends", ends}, {"lowest", lowest},
+        {"few_later", few_later}, {"none", none}, {"ends", ends}, {"quiet", quiet}, {"lowest", lowest},
     };
     return CHOOSE(cases);
 }

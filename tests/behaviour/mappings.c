@@ -67,6 +67,25 @@ static void file_over(void) {
     ballast_verify(&b, "refused calls");
 }
 
+/* A device is mapped over managed memory, and anonymous memory again. */
+static void device_over(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 2);
+    int device = open("/dev/zero", O_RDWR);
+    CHECK(device >= 0);
+    for (size_t from = 5; from + 64 < b.pages; from += b.pages / 7) {
+        char *at = b.start + from * PAGE;
+        CHECK(mmap(at, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, device, 0) == at);
+        for (int i = 0; i < 64; i++) CHECK(page_is_zero(at + i * PAGE));
+        fill(at, 64 * PAGE, 77);
+        verify(at, 64 * PAGE, 77, "the device");
+        CHECK(mmap(at, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
+        for (int i = 0; i < 64; i++) CHECK(page_is_zero(at + i * PAGE));
+        for (int i = 0; i < 64; i++) fill_page(at + i * PAGE, ballast_seed(&b, from + i));
+    }
+    ballast_verify(&b, "the device");
+}
+
 /* madvise and munmap of a range with a hole take effect on both sides of it. */
 static void holes(void) {
     size_t pages = 3 * limit_bytes() / PAGE;
@@ -394,7 +413,7 @@ static void beyond(void) {
 
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
-        {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
+        {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over}, {"device_over", device_over},
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
         {"raw_drops", raw_drops}, {"raw_frees", raw_frees}, {"raw_moves", raw_moves}, {"raw_grows", raw_grows},
         {"raw_replaces", raw_replaces}, {"raw_returns", raw_returns},

@@ -38,6 +38,25 @@ static void trapped(void) {
     ballast_verify(&b, "a sandbox with traps");
 }
 
+/* The same where opening a file is answered by a signal too, which the program takes for a refusal. */
+static void refuse(int number, siginfo_t *info, void *context) {
+    (void)number, (void)info;
+    ((ucontext_t *)context)->uc_mcontext.gregs[REG_RAX] = -EACCES;
+}
+
+static void trapped_files(void) {
+    struct sigaction action = {.sa_sigaction = refuse, .sa_flags = SA_SIGINFO};
+    CHECK(sigaction(SIGSYS, &action, NULL) == 0);
+    struct sock_filter filter[2 * RULE + 1];
+    forbid(filter, SYS_open, 0, 0, SECCOMP_RET_TRAP);
+    forbid(filter + RULE, SYS_openat, 0, 0, SECCOMP_RET_TRAP);
+    unsetenv("BEHAVIOUR_REPORT");
+    confine(filter, 2 * RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    ballast_verify(&b, "a sandbox with traps for files");
+}
+
 /* A child of fork that can have neither userfaultfds, nor its memory as a file: its memory is there. */
 static void forked(void) {
     static struct ballast b;
@@ -143,6 +162,14 @@ static void late_files(void) {
     late_filter(filter, 2 * RULE + 1, 0);
 }
 
+/* And where who tries is killed, as by systemd's @system-service. */
+static void late_killed(void) {
+    struct sock_filter filter[2 * RULE + 1];
+    forbid(filter, SYS_pidfd_getfd, 0, 0, SECCOMP_RET_KILL_PROCESS);
+    forbid(filter + RULE, SYS_ioctl, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    late_filter(filter, 2 * RULE + 1, 0);
+}
+
 /* Pages can be moved, and no new ones can be made. */
 static void late_copies(void) {
     struct sock_filter filter[RULE + 1];
@@ -186,7 +213,8 @@ int main(int count, char **arguments) {
     const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late},
                                        {"late_copies", late_copies}, {"late_zeros", late_zeros},
                                        {"late_moves", late_moves}, {"late_advice", late_advice},
-                                       {"late_files", late_files}, {"ring", ring}, {"forked", forked},
+                                       {"late_files", late_files}, {"ring", ring},
+                                       {"late_killed", late_killed}, {"trapped_files", trapped_files}, {"forked", forked},
                                        {"blind", blind}, {"blind_holes", blind_holes}};
     return CHOOSE(cases);
 }

@@ -1,5 +1,6 @@
 /* Threads that start and end, on stacks of every kind, with modules and locks. */
 #include "behaviour.h"
+#include <linux/futex.h>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <grp.h>
@@ -190,6 +191,28 @@ static void robust(void) {
         CHECK(answer == EOWNERDEAD, "robust mutex %d: %d", i, answer);
     }
     ballast_stop(&b);
+}
+
+/* Mutexes with priority inheritance, at which threads meet: the kernel writes to them and cannot wait for a fault. The
+ * call that a thread makes at a mutex which another one has, once all other memory has been in use for a while. */
+static void inherit(void) {
+    enum { COUNT = 500 };
+    ballast_make(&b, 3 * limit_bytes(), 5);
+    pthread_mutexattr_t how;
+    pthread_mutexattr_init(&how);
+    CHECK(pthread_mutexattr_setprotocol(&how, PTHREAD_PRIO_INHERIT) == 0);
+    tables = map_anonymous(COUNT * 16 * PAGE);
+    for (int i = 0; i < COUNT; i++) pthread_mutex_init((pthread_mutex_t *)((char *)tables + (size_t)i * 16 * PAGE), &how);
+    uint64_t random = 1;
+    ballast_churn(&b, 3 * b.pages, &random);
+    for (int i = 0; i < COUNT; i++) {
+        pthread_mutex_t *mutex = (pthread_mutex_t *)((char *)tables + (size_t)i * 16 * PAGE);
+        const int calls[] = {FUTEX_LOCK_PI | FUTEX_PRIVATE_FLAG, FUTEX_UNLOCK_PI | FUTEX_PRIVATE_FLAG};
+        for (int call = 0; call < 2; call++)
+            CHECK(syscall(SYS_futex, mutex, calls[call], 0, NULL, NULL, 0) == 0, "%d: %s", i, strerror(errno));
+        CHECK(pthread_mutex_lock(mutex) == 0 && pthread_mutex_unlock(mutex) == 0);
+    }
+    ballast_verify(&b, "beside mutexes with priority inheritance");
 }
 
 /* A thread made by clone(2) whose id the kernel clears when it exits, also in compressed memory. */
@@ -481,7 +504,7 @@ static void real_time(void) {
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"come_and_go", come_and_go}, {"own_stacks", own_stacks}, {"contexts", contexts}, {"modules", modules},
-        {"locks", locks}, {"robust", robust}, {"robust_shared", robust_shared},
+        {"locks", locks}, {"robust", robust}, {"robust_shared", robust_shared}, {"inherit", inherit},
         {"cleared_words", cleared_words}, {"shared_locks", shared_locks}, {"leader_leaves", leader_leaves},
         {"leader_leaves_late", leader_leaves_late}, {"all_leave", all_leave},
         {"identities", identities}, {"nobody_forks", nobody_forks},

@@ -13,6 +13,7 @@
 //! ```
 
 use std::ffi::CStr;
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -43,7 +44,8 @@ const SERVED: u32 = 1;
 const FAILED: u32 = 2;
 
 /// How often to try to start a thread, once a millisecond, while the kernel answers `EAGAIN`. It does so while
-/// another thread is in `execve`. A child of `fork` has no other thread, and tries for a shorter time.
+/// another thread is in `execve`. A child of `fork`, and a program that begins, has no other thread, and tries for a
+/// shorter time.
 const TRIES: u32 = 2000;
 const CHILD_TRIES: u32 = 20;
 
@@ -79,8 +81,10 @@ extern "C" fn constructor() {
     thread::learn();
     fork::learn();
     zerocopy::learn();
-    // Libraries that were initialised earlier may have mapped enough already.
-    start_if_needed();
+    files::learn_error();
+    // Libraries that were initialised earlier may have mapped enough already. No other thread is in `execve` now: what
+    // refuses a thread does so for longer than anybody wants to wait.
+    start_within(settings, CHILD_TRIES);
 }
 
 /// Runs when the process exits by `exit` or by returning from `main`.
@@ -114,7 +118,13 @@ static DESTRUCTOR: extern "C" fn() = destructor;
 /// Half, because the rest of the process counts towards the limit too. From then on the thread watches
 /// the size of the whole process.
 pub(crate) fn start_if_needed() {
-    let Some(settings) = settings::get() else { return };
+    if let Some(settings) = settings::get() {
+        start_within(settings, TRIES);
+    }
+}
+
+/// The same, with so many tries to start a thread.
+fn start_within(settings: &'static Settings, tries: u32) {
     let manageable = candidates::manageable_bytes();
     if share::is_small(settings, manageable) || STARTED.load(Ordering::Relaxed) != 0 {
         return;
@@ -129,13 +139,13 @@ pub(crate) fn start_if_needed() {
     if may_start && STARTED.swap(1, Ordering::Relaxed) == 0 {
         // The sandbox may answer a system call of our threads by a signal. Our threads block all signals,
         // so that the kernel would end the process.
-        if process::is_confined() {
+        if signal::with_faults_open(process::is_confined) {
             share::leave();
             return fatal::print_here(format_args!(
                 "a sandbox of the program's own forbids to open files: the limit is not held"
             ));
         }
-        if !start_thread(c"zfolio-reclaim", TRIES, move || live(settings)) {
+        if !start_thread(c"zfolio-reclaim", tries, fatal::print_here, move || live(settings)) {
             share::leave();
         }
     }
@@ -153,8 +163,17 @@ fn spawn(
     started
 }
 
+/// Prints a line: [`fatal::print_here`] on a thread of the program's, which has the program's table of files, and
+/// [`fatal::print`] on one of the engine's.
+type Tell = fn(fmt::Arguments<'_>);
+
 /// As [`spawn`]. If that fails, reports that the limit is not held, and why, and returns false.
-fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 'static) -> bool {
+fn start_thread(
+    name: &'static CStr,
+    tries: u32,
+    tell: Tell,
+    life: impl FnOnce() + Send + 'static,
+) -> bool {
     let started = spawn(name, tries, life);
     if let Err(error) = started {
         let name = name.to_str().unwrap_or("?");
@@ -162,9 +181,7 @@ fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 's
         let limits =
             if error == Errno::AGAIN { ", RLIMIT_NPROC or a cgroup's pids.max?" } else { "" };
         let (why, errno) = (ErrnoText(error), error.raw_os_error());
-        fatal::print(format_args!(
-            "{name}: clone: {why} (errno {errno}{limits}): the limit is not held"
-        ));
+        tell(format_args!("{name}: clone: {why} (errno {errno}{limits}): the limit is not held"));
     }
     started.is_ok()
 }
@@ -309,9 +326,14 @@ fn claim(path: &Path) -> Option<Asked> {
 fn start_other_threads(engine: &'static Engine, tries: u32) -> bool {
     // Nobody gives the workers anything to do before faults are served.
     engine.crew().start_over();
-    let started = start_thread(c"zfolio-handler", tries, move || engine.handle_faults())
-        && start_thread(c"zfolio-mapproxy", tries, move || mapping_proxy::serve_requests(engine))
-        && start_thread(c"zfolio-prefetch", tries, move || engine.prefetch_in_background());
+    let started =
+        start_thread(c"zfolio-handler", tries, fatal::print, move || engine.handle_faults())
+            && start_thread(c"zfolio-mapproxy", tries, fatal::print, move || {
+                mapping_proxy::serve_requests(engine)
+            })
+            && start_thread(c"zfolio-prefetch", tries, fatal::print, move || {
+                engine.prefetch_in_background()
+            });
     // Last: the engine goes on without them, if there is room for no more threads.
     if started {
         start_assistants(engine);
@@ -367,21 +389,21 @@ pub(crate) fn start_over(
     }
     // What is read there would be taken for this process's memory, or end as somebody else's file.
     if !quiet.lent().is_whole() {
-        fatal::print(format_args!(
+        fatal::print_here(format_args!(
             "a child's memory cannot be brought back: the program closed the spill file at the fork: stopped"
         ));
         process::abort_now(fatal::STATUS)
     }
     // This comes first: any other mapping could take the place of the staging area.
     if let Err(error) = engine.map_again(quiet) {
-        fatal::print(format_args!("{error}: the limit is not held in a child"));
+        fatal::print_here(format_args!("{error}: the limit is not held in a child"));
         return live_without(engine, quiet);
     }
     READY.store(WAIT, Ordering::Relaxed);
     // The reclaim thread must own the new descriptors, and this thread must not go on before faults are
     // served. So this thread lends `quiet` to the reclaim thread until READY changes.
     let lent = std::ptr::from_mut(quiet) as usize;
-    let started = start_thread(c"zfolio-reclaim", CHILD_TRIES, move || {
+    let started = start_thread(c"zfolio-reclaim", CHILD_TRIES, fatal::print_here, move || {
         run_soon();
         // SAFETY: start_over() waits for READY before it uses `quiet` again, or its borrow ends.
         let quiet = unsafe { &mut *(lent as *mut zfolio_pager::Quiet<'static>) };
@@ -411,7 +433,7 @@ fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> b
     let lent = match files::leave_program_files(&lent) {
         Ok(lent) => lent,
         Err(errno) => {
-            fatal::print(format_args!(
+            fatal::print_here(format_args!(
                 "unshare(CLONE_FILES) or close_range: {}: the limit is not held in a child",
                 ErrnoText(errno)
             ));
@@ -429,18 +451,16 @@ fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> b
         entrust(engine, settings);
     }
     if let Err(error) = engine.register_again(quiet, mappings::is_not_all_inherited()) {
-        not_brought_back(error);
+        not_brought_back(error, fatal::print);
     }
     share::set_reclaims();
     true
 }
 
 /// A child would read zeros where its data was.
-fn not_brought_back(error: Errno) -> ! {
+fn not_brought_back(error: Errno, tell: Tell) -> ! {
     let (why, errno) = (ErrnoText(error), error.raw_os_error());
-    fatal::print(format_args!(
-        "a child's memory cannot be brought back: {why} (errno {errno}): stopped"
-    ));
+    tell(format_args!("a child's memory cannot be brought back: {why} (errno {errno}): stopped"));
     process::abort_now(fatal::STATUS)
 }
 
@@ -450,7 +470,7 @@ fn not_brought_back(error: Errno) -> ! {
 fn live_without(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) {
     share::leave();
     if let Err(error) = engine.return_all(quiet) {
-        not_brought_back(error);
+        not_brought_back(error, fatal::print_here);
     }
     candidates::Candidates::forget_engine();
 }

@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zfolio_pager::Engine;
-use zfolio_sys::{Errno, map, maps};
+use zfolio_sys::{Errno, files, map, maps};
 
 use crate::candidates::{self, Candidates, may_be_managed};
 use crate::interpose::{interpose, set_errno};
@@ -175,6 +175,12 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
     }
     let mut ours = candidates::lock();
     let end = page_end(start, bytes);
+    if replaces && ours.is_engines(start, end) && is_devices(words, flags) {
+        drop(ours);
+        give_up(start, end);
+        // SAFETY: the program's own call, with its own words.
+        return answer_pointer(unsafe { map::forward(libc::SYS_mmap, words) });
+    }
     if replaces && ours.is_engines(start, end) {
         // Removed before the call: after it, another thread might map and note the same addresses.
         let taken = ours.take(start, end);
@@ -203,6 +209,13 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
     }
     lifecycle::start_if_needed();
     answer_pointer(answer)
+}
+
+/// Whether a mapping is of a device, whose driver may want it just there: NVIDIA's for unified memory refuses it at
+/// another address than its offset, and one that was moved.
+fn is_devices([_, _, _, _, file, _]: [usize; 6], flags: c_int) -> bool {
+    let file = i32::try_from(file).unwrap_or(-1);
+    flags & libc::MAP_ANONYMOUS == 0 && files::is_character_device(file)
 }
 
 /// Makes a mapping over managed memory. This thread makes it elsewhere, because the file descriptor may be in
@@ -497,7 +510,7 @@ interpose! {
             // SAFETY: the program's own call, with its own words.
             return answer_int(unsafe { map::forward(libc::SYS_mlockall, words) });
         }
-        zfolio_pager::fatal::print(format_args!(
+        zfolio_pager::fatal::print_here(format_args!(
             "mlockall is refused: memory under a limit cannot all be locked (mlock of a part works)"
         ));
         answer_int(Err(Errno::NOMEM))

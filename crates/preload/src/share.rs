@@ -93,8 +93,9 @@ pub(crate) fn open(settings: &Settings) {
         Some(member) => {
             MEMBER.set(member).ok();
         }
-        // The run has ended before this process: there is nobody to share with.
-        None if !process::exists(settings.run) => {}
+        // The run has ended before this process: there is nobody to share with. Where a sandbox forbids to write to
+        // files, the run counts the process from outside.
+        None if !process::exists(settings.run) || process::is_filtered() => {}
         None => fatal::print_here(format_args!(
             "the ledger of the run cannot be used here: this process has the whole limit for itself"
         )),

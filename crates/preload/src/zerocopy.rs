@@ -6,7 +6,9 @@
 //!
 //! When a thread exits, the kernel marks the robust mutexes that the thread holds, and cannot wait for a fault
 //! then. At the first mutex that it cannot access, it also gives up all others of the thread, including those
-//! in memory shared with other processes. So robust mutexes are never compressed.
+//! in memory shared with other processes. So robust mutexes are never compressed. Nor are those with priority
+//! inheritance: where threads meet at one, the kernel writes to it and cannot wait for a fault either, and the C library
+//! ends the process for the error.
 //!
 //! In a child of `fork` the C library clears the thread-specific values of the threads that the child does not have,
 //! before it calls any handler. Where they were compressed, the kernel would make pages of zeros for these writes, and
@@ -25,6 +27,10 @@ unsafe extern "C" {
     fn pthread_mutexattr_getrobust(
         attributes: *const libc::pthread_mutexattr_t,
         robust: *mut c_int,
+    ) -> c_int;
+    fn pthread_mutexattr_getprotocol(
+        attributes: *const libc::pthread_mutexattr_t,
+        protocol: *mut c_int,
     ) -> c_int;
 }
 
@@ -62,15 +68,18 @@ fn give_up_values(key: usize) {
     give_up(block, page_end(block, VALUES * VALUE_BYTES));
 }
 
-/// Whether a mutex with these attributes is robust.
-fn is_robust(attributes: *const libc::pthread_mutexattr_t) -> bool {
+/// Whether the kernel writes to a mutex with these attributes, and cannot wait for a fault: it is robust, or has priority
+/// inheritance.
+fn is_the_kernels(attributes: *const libc::pthread_mutexattr_t) -> bool {
     if attributes.is_null() {
         return false;
     }
-    let mut robust = 0;
+    let (mut robust, mut protocol) = (0, 0);
     // SAFETY: the caller's attributes, and a place for the answer.
     unsafe { pthread_mutexattr_getrobust(attributes, &raw mut robust) };
-    robust == libc::PTHREAD_MUTEX_ROBUST
+    // SAFETY: the same.
+    unsafe { pthread_mutexattr_getprotocol(attributes, &raw mut protocol) };
+    robust == libc::PTHREAD_MUTEX_ROBUST || protocol == libc::PTHREAD_PRIO_INHERIT
 }
 
 interpose! {
@@ -135,12 +144,12 @@ interpose! {
         answer
     }
 
-    /// `pthread_mutex_init(3)`: a robust mutex is not managed.
+    /// `pthread_mutex_init(3)`: a mutex to which the kernel writes is not managed.
     fn pthread_mutex_init(
         mutex: *mut libc::pthread_mutex_t,
         attributes: *const libc::pthread_mutexattr_t
     ) -> c_int {
-        if settings::get().is_some() && is_robust(attributes) {
+        if settings::get().is_some() && is_the_kernels(attributes) {
             give_up(mutex as usize, page_end(mutex as usize, size_of::<libc::pthread_mutex_t>()));
         }
         let next = next!(pthread_mutex_init);

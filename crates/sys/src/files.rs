@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd, Own
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-use rustix::fs::{Access, Mode, OFlags, RawDir};
+use rustix::fs::{Access, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
-use crate::inherited;
+use crate::{inherited, process};
 
 /// How many descriptors this process may have (`ulimit -n`).
 #[must_use]
@@ -290,7 +290,14 @@ pub(crate) fn open_first<T>(open: impl Fn() -> Result<T, Errno>) -> Result<T, Er
 }
 
 /// The program's standard error.
+///
+/// # Errors
+///
+/// Those of the calls; `PERM` also where a filter may end the process for them: systemd's `@system-service` does.
 fn programs_error() -> Result<OwnedFd, Errno> {
+    if process::is_filtered() {
+        return Err(Errno::PERM);
+    }
     let own = rustix::process::getpid();
     let process = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?;
     rustix::process::pidfd_getfd(process, 2, rustix::process::PidfdGetfdFlags::empty())
@@ -303,7 +310,11 @@ fn open_error() -> Result<OwnedFd, Errno> {
     let flags =
         OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let error = rustix::fs::open(c"/proc/self/fd/2", flags, rustix::fs::Mode::empty())?;
-    // A write waits for room, as one to the program's own descriptor does.
+    // A write waits for room, as one to the program's own descriptor does. Without APPEND it is one for is_data().
+    rustix::fs::fcntl_setfl(&error, OFlags::empty())?;
+    if is_data(error.as_fd()) {
+        return Err(Errno::BADF);
+    }
     rustix::fs::fcntl_setfl(&error, OFlags::APPEND)?;
     Ok(error)
 }
@@ -319,7 +330,7 @@ pub fn tell_program(message: &str) {
             Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => open_error(),
             error => error,
         };
-        write_all(error?.as_fd(), message.as_bytes());
+        write_message(error?.as_fd(), message.as_bytes());
         Ok(())
     };
     // Acquire and Release: whoever is next finds what the last one has reserved.
@@ -340,7 +351,46 @@ pub fn tell_program(message: &str) {
 
 /// Writes a message to standard error, without a lock or an allocation.
 pub fn tell_here(message: &[u8]) {
-    write_all(std::io::stderr().as_fd(), message);
+    write_message(std::io::stderr().as_fd(), message);
+}
+
+/// Device and inode of what was standard error when the program began.
+static ERROR_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Notes what standard error is, before the program runs.
+pub fn learn_error() {
+    let what = identity(std::io::stderr().as_fd()).unwrap_or_default();
+    ERROR_FILE.iter().zip(what).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+}
+
+/// Writes a message, unless the program has closed its standard error and a file of its data has the number now.
+fn write_message(error: BorrowedFd<'_>, message: &[u8]) {
+    if !is_data(error) {
+        write_all(error, message);
+    }
+}
+
+/// Whether a descriptor of the program's is a character device.
+#[must_use]
+pub fn is_character_device(number: i32) -> bool {
+    if number < 0 {
+        return false;
+    }
+    // SAFETY: the number is used for one call, which answers an error where no file has it.
+    let file = unsafe { BorrowedFd::borrow_raw(number) };
+    let kind = rustix::fs::fstat(file).map(|about| FileType::from_raw_mode(about.st_mode));
+    kind == Ok(FileType::CharacterDevice)
+}
+
+/// Whether it is a file with contents, other than at the start, that is not for appending, as a log would be.
+fn is_data(error: BorrowedFd<'_>) -> bool {
+    let Ok(about) = rustix::fs::fstat(error) else { return true };
+    let kind = FileType::from_raw_mode(about.st_mode);
+    let has_contents = matches!(kind, FileType::RegularFile | FileType::BlockDevice);
+    let before = ERROR_FILE.each_ref().map(|word| word.load(Ordering::Relaxed));
+    let appends =
+        || rustix::fs::fcntl_getfl(error).is_ok_and(|flags| flags.contains(OFlags::APPEND));
+    has_contents && before != [about.st_dev, about.st_ino] && !appends()
 }
 
 /// Writes all of `bytes`, in several calls if needed; gives up on an error.

@@ -171,10 +171,11 @@ pub fn is_traced() -> bool {
 }
 
 /// Whether a sandbox (seccomp) that the program set up forbids this thread to open files. The
-/// kernel itself never answers `EPERM` to a process that opens its own entry in `/proc`.
+/// kernel itself never answers so to a process that opens its own entry in `/proc`.
 #[must_use]
 pub fn is_confined() -> bool {
-    crate::files::open_read(c"/proc/thread-self/statm").is_err_and(|error| error == Errno::PERM)
+    let is_refusal = |error| matches!(error, Errno::PERM | Errno::ACCESS | Errno::NOSYS);
+    crate::files::open_read(c"/proc/thread-self/statm").is_err_and(is_refusal)
 }
 
 /// Whether system calls of this thread are filtered (seccomp), so that one that nobody expects may end the process.
