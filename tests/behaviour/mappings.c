@@ -413,7 +413,8 @@ static void beyond(void) {
 
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
-        {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over}, {"device_over", device_over},
+        {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
+        {"device_over", device_over},
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
         {"raw_drops", raw_drops}, {"raw_frees", raw_frees}, {"raw_moves", raw_moves}, {"raw_grows", raw_grows},
         {"raw_replaces", raw_replaces}, {"raw_returns", raw_returns},

@@ -214,7 +214,8 @@ int main(int count, char **arguments) {
                                        {"late_copies", late_copies}, {"late_zeros", late_zeros},
                                        {"late_moves", late_moves}, {"late_advice", late_advice},
                                        {"late_files", late_files}, {"ring", ring},
-                                       {"late_killed", late_killed}, {"trapped_files", trapped_files}, {"forked", forked},
+                                       {"late_killed", late_killed}, {"trapped_files", trapped_files},
+                                       {"forked", forked},
                                        {"blind", blind}, {"blind_holes", blind_holes}};
     return CHOOSE(cases);
 }

@@ -202,7 +202,8 @@ static void inherit(void) {
     pthread_mutexattr_init(&how);
     CHECK(pthread_mutexattr_setprotocol(&how, PTHREAD_PRIO_INHERIT) == 0);
     tables = map_anonymous(COUNT * 16 * PAGE);
-    for (int i = 0; i < COUNT; i++) pthread_mutex_init((pthread_mutex_t *)((char *)tables + (size_t)i * 16 * PAGE), &how);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(pthread_mutex_init((pthread_mutex_t *)((char *)tables + (size_t)i * 16 * PAGE), &how) == 0);
     uint64_t random = 1;
     ballast_churn(&b, 3 * b.pages, &random);
     for (int i = 0; i < COUNT; i++) {

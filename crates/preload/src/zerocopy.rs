@@ -7,8 +7,8 @@
 //! When a thread exits, the kernel marks the robust mutexes that the thread holds, and cannot wait for a fault
 //! then. At the first mutex that it cannot access, it also gives up all others of the thread, including those
 //! in memory shared with other processes. So robust mutexes are never compressed. Nor are those with priority
-//! inheritance: where threads meet at one, the kernel writes to it and cannot wait for a fault either, and the C library
-//! ends the process for the error.
+//! inheritance: where threads meet at one, the kernel writes to it and cannot wait for a fault either, and the C
+//! library ends the process for the error.
 //!
 //! In a child of `fork` the C library clears the thread-specific values of the threads that the child does not have,
 //! before it calls any handler. Where they were compressed, the kernel would make pages of zeros for these writes, and
@@ -68,8 +68,8 @@ fn give_up_values(key: usize) {
     give_up(block, page_end(block, VALUES * VALUE_BYTES));
 }
 
-/// Whether the kernel writes to a mutex with these attributes, and cannot wait for a fault: it is robust, or has priority
-/// inheritance.
+/// Whether the kernel writes to a mutex with these attributes, and cannot wait for a fault: it is robust, or has
+/// priority inheritance.
 fn is_the_kernels(attributes: *const libc::pthread_mutexattr_t) -> bool {
     if attributes.is_null() {
         return false;

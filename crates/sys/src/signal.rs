@@ -49,8 +49,8 @@ pub fn restore(mask: &Mask) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask.0, std::ptr::null_mut()) };
 }
 
-/// Runs `call` where all signals are blocked, with those open that its own instructions raise: a sandbox of the program's
-/// that answers a system call by a signal would otherwise end the process.
+/// Runs `call` where all signals are blocked, with those open that its own instructions raise: a sandbox of the
+/// program's that answers a system call by a signal would otherwise end the process.
 pub fn with_faults_open<R>(call: impl FnOnce() -> R) -> R {
     let mask = block_sent();
     let result = call();
