@@ -75,8 +75,9 @@ extern "C" fn constructor() {
     // Look these symbols up now: the symbol tables of libraries loaded later may lie in managed memory.
     std::hint::black_box(cpu::current());
     cpu::learn();
-    share::open(settings);
-    statistics::open(settings);
+    let me = share::owner();
+    share::open(settings, me);
+    statistics::open(settings, me);
     identity::start_over();
     thread::learn();
     fork::learn();
@@ -377,8 +378,9 @@ pub(crate) fn start_over(
     mapping_proxy::start_over();
     thread::start_over();
     identity::start_over();
-    share::start_over(settings);
-    statistics::open(settings);
+    let me = share::owner();
+    share::start_over(settings, me);
+    statistics::open(settings, me);
     STARTED.store(0, Ordering::Relaxed);
     let Some((engine, quiet)) = quiet else { return candidates::forget_made() };
     STARTED.store(1, Ordering::Relaxed);

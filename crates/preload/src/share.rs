@@ -85,11 +85,11 @@ pub(crate) fn owner() -> Owner {
 }
 
 /// Maps the ledger, and takes a slot.
-pub(crate) fn open(settings: &Settings) {
+pub(crate) fn open(settings: &Settings, me: Owner) {
     if !settings.tree || MEMBER.get().is_some() {
         return;
     }
-    match enter(settings) {
+    match enter(settings, me) {
         Some(member) => {
             MEMBER.set(member).ok();
         }
@@ -102,19 +102,18 @@ pub(crate) fn open(settings: &Settings) {
     }
 }
 
-fn enter(settings: &Settings) -> Option<Member> {
+fn enter(settings: &Settings, me: Owner) -> Option<Member> {
     let file = shared::open(&Ledger::file_name(settings.run), size_of::<Ledger>())?;
     // SAFETY: a ledger consists of atomics (`LEDGER-4`), and open() has checked the size.
     let ledger: &Ledger = unsafe { shared::map_for_good(&file) }?;
     let same = ledger.is_whole() && u64::from(ledger.run()) == settings.run;
-    if same { Member::new(ledger, owner()) } else { None }
+    if same { Member::new(ledger, me) } else { None }
 }
 
 /// In a child of `fork`: takes a slot in place of the parent's.
-pub(crate) fn start_over(settings: &Settings) {
+pub(crate) fn start_over(settings: &Settings, me: Owner) {
     let Some(member) = member() else { return };
     let resident = process::ResidentMeter::new().read().unwrap_or_default();
-    let me = owner();
     // The run frees the slots of the dead. Once it has ended, as it does before a server that goes to the background,
     // each child would leave one behind.
     let is_orphan = !process::exists(settings.run);

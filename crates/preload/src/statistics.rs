@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use zfolio_core::budget::WriteBudget;
+use zfolio_core::ledger::Owner;
 use zfolio_core::stats::{Stats, stall_of_asked};
 use zfolio_pager::StatsHome;
 use zfolio_sys::{process, shared};
@@ -59,7 +60,7 @@ pub(crate) fn stall_ppm(settings: &Settings) -> u32 {
 /// Makes the file and maps it; in a child of `fork`, in place of the parent's page.
 ///
 /// Without `/dev/shm` the page is private: all else works, and `zfolio stat` does not see the process.
-pub(crate) fn open(settings: &Settings) {
+pub(crate) fn open(settings: &Settings, me: Owner) {
     let bytes = size_of::<Stats>();
     let file = shared::create(&name(), bytes);
     let at = MAPPED.load(Ordering::Acquire);
@@ -79,7 +80,7 @@ pub(crate) fn open(settings: &Settings) {
     page.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);
     let algorithm = page.algorithm_in_force().map(|choice| choice.to_string());
     let algorithm = algorithm.unwrap_or_else(|| settings.algorithm());
-    page.publish(share::owner(), settings.run, &algorithm, &process::command());
+    page.publish(me, settings.run, &algorithm, &process::command());
 }
 
 /// What is asked for, or else in the settings, for what goes to disk. The engine sets these figures too, once there is

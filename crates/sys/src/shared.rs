@@ -21,11 +21,18 @@ fn folder() -> Option<CString> {
 
 /// Opens the directory, and makes it if need be. `None` if it does not belong to this user alone.
 pub(crate) fn open_folder() -> Option<OwnedFd> {
-    let folder = folder()?;
-    rustix::fs::mkdir(&folder, Mode::RWXU).ok();
+    let path = folder()?;
     // Not through a symbolic link, and not in a directory that another user made.
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(&folder, flags, Mode::empty()).ok()?;
+    let open = || rustix::fs::open(&path, flags, Mode::empty());
+    let folder = match open() {
+        Err(Errno::NOENT) => {
+            rustix::fs::mkdir(&path, Mode::RWXU).ok();
+            open()
+        }
+        opened => opened,
+    }
+    .ok()?;
     let about = rustix::fs::fstat(&folder).ok()?;
     let ours = about.st_uid == rustix::process::geteuid().as_raw();
     (ours && about.st_mode & 0o077 == 0).then_some(folder)
