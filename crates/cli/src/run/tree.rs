@@ -164,6 +164,8 @@ pub(super) struct Tree {
     pub(super) file_bytes_max: u64,
     next_ns: u64,
     wait: Duration,
+    /// The time between the last look and the next.
+    pub(super) pause_ns: u64,
 }
 
 /// A managed process that is running.
@@ -191,6 +193,7 @@ impl Tree {
             file_bytes_max: 0,
             next_ns: clock::monotonic_ns() + nanoseconds(FIRST_LOOK),
             wait: FIRST_LOOK,
+            pause_ns: nanoseconds(FIRST_LOOK),
         }
     }
 
@@ -210,7 +213,8 @@ impl Tree {
         self.look();
         let took = Duration::from_nanos(clock::thread_ns() - began);
         self.wait = (self.wait * 2).min(LOOK);
-        self.next_ns = clock::monotonic_ns() + nanoseconds(self.wait.max(took * REST));
+        self.pause_ns = nanoseconds(self.wait.max(took * REST));
+        self.next_ns = clock::monotonic_ns() + self.pause_ns;
     }
 
     /// Looks at all processes.
