@@ -140,7 +140,8 @@ pub fn save(ram: &Ram, path: &Path, kept: Option<&Kept>) -> Result<Saved, Unsave
     }
 }
 
-/// Saves the contents of a disk, and removes what was written if that fails.
+/// Saves the contents of a disk. If that fails, what was written is removed, unless there was something before: that
+/// said that `path` is older than what clients had written, and the note that is left says it still (`SAVE-1`).
 fn save_by(
     ram: &Ram,
     notes: &[u8],
@@ -150,13 +151,22 @@ fn save_by(
     ends: &AtomicBool,
 ) -> Result<Saved, Unsaved> {
     let file = open_partial(partial)?;
+    let about = file.metadata().map_err(|error| Unsaved::System(partial.to_owned(), error))?;
     let done = write(ram, notes, unread, &file, path, partial, ends);
     // If only the directory could not be synced, the file has its name already, and another save may have this one.
     if done.is_err() && is_named(&file, partial) {
-        // It is ours as long as the lock is held.
-        fs::remove_file(partial).ok();
+        // It is ours as long as the lock is held. If this fails, the part that is left is as good a note.
+        let left = if about.len() > 0 { mark(&file) } else { fs::remove_file(partial) };
+        left.ok();
     }
     done
+}
+
+/// Leaves only the note in the file that is written. It is never shorter than that meanwhile (`SAVE-1`).
+fn mark(file: &File) -> io::Result<()> {
+    file.write_all_at(NOTE, 0)?;
+    file.set_len(NOTE.len() as u64)?;
+    file.sync_all()
 }
 
 /// The file that is written before it gets the name `path`.
@@ -247,7 +257,7 @@ impl Kept {
     ///
     /// The system's. No client may write.
     pub fn note_served(&mut self) -> Result<(), Unsaved> {
-        self.mark().map_err(|error| Unsaved::System(self.partial.clone(), error))?;
+        mark(&self.file).map_err(|error| Unsaved::System(self.partial.clone(), error))?;
         sync_directory(&self.path)?;
         self.is_served = true;
         Ok(())
@@ -257,13 +267,6 @@ impl Kept {
     /// it was, unless a client has written meanwhile: clients may connect again by themselves.
     pub fn note_unserved(&mut self, ram: &Ram) {
         self.is_served &= ram.is_changed();
-    }
-
-    /// Leaves only the note in the file that is written. It is never shorter than that meanwhile (`SAVE-1`).
-    fn mark(&self) -> io::Result<()> {
-        self.file.write_all_at(NOTE, 0)?;
-        self.file.set_len(NOTE.len() as u64)?;
-        self.file.sync_all()
     }
 
     /// Whether the file that is written is the one of this name.
@@ -319,7 +322,7 @@ impl Kept {
         if done.is_err() && self.is_written_at(&self.partial) {
             // A part of a disk is of no use, and may be what fills the file system. If this fails, the part is as good
             // a note: it has the note's place at least.
-            self.mark().ok();
+            mark(&self.file).ok();
         }
         done.map(|saved| (saved, self.path.as_path()))
     }
@@ -619,6 +622,29 @@ mod tests {
         assert!(matches!(save(&disk, &directory, None), Err(Unsaved::OtherKind(_))));
         let nowhere = save(&disk, &directory.join("no/disk"), None).unwrap_err().to_string();
         assert!(nowhere.contains("no/disk.saving"), "{nowhere}");
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// Goal: a save that fails where a killed disk has left its note leaves the note (`SAVE-1`). It was removed, and the
+    /// next disk went on from the older file without a word. Method: the save fails at its begin, and in its middle.
+    #[test]
+    fn a_save_that_fails_leaves_the_note_of_a_killed_disk() {
+        let (directory, disk) = (directory("failed-note"), ram(1 << 20, &["lz4"]));
+        let (path, partial) = (directory.join("disk"), directory.join("disk.saving"));
+        save(&disk, &path, None).unwrap();
+        let before = fs::read(&path).unwrap();
+        let mut killed = Kept::take(&path).unwrap();
+        killed.note_served().unwrap();
+        drop(killed);
+        disk.write(0, &Random::new(3).bytes(1 << 20)).unwrap();
+        let late = save_by(&disk, &[], Unread::Fails, &path, &partial, &AtomicBool::new(true))
+            .unwrap_err();
+        assert!(matches!(late, Unsaved::System(..)), "{late:?}");
+        assert!(fs::read(&partial).unwrap() == NOTE);
+        disk.zram().halt();
+        assert!(matches!(save(&disk, &path, None), Err(Unsaved::Contents(_))));
+        assert!(fs::read(&partial).unwrap() == NOTE && fs::read(&path).unwrap() == before);
+        assert!(matches!(Kept::take(&path), Err(Unsaved::Stale { .. })));
         fs::remove_dir_all(&directory).unwrap();
     }
 
