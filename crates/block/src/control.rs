@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The value of `save` is how many units were saved, the bytes of their contents, the bytes of the file, and how many
-//! of the units are lost. A disk that is to be saved when it ends answers `stop` once it is, or cannot be; the others,
-//! and `stop unsaved`, at once.
+//! of the units are lost. A disk that is to be saved when it ends answers `stop` once it is, or cannot be, or ends
+//! without being saved since somebody else has asked for that; the others, and `stop unsaved`, at once.
 //!
 //! Each connection has one request. Who may connect to the socket may do everything: the directory in which the socket
 //! lies decides who that is.
@@ -180,9 +180,11 @@ struct Requests {
     asked: Mutex<RANK_ASKED, Option<Asked>>,
     /// Whether no reset is accepted. Held until a reset that was accepted is done.
     is_ending: Mutex<RANK_ENDING, bool>,
+    /// Why the disk ends without being saved, although it was to be.
+    unsaved: OnceLock<String>,
 }
 
-/// Somebody has asked for the end of the disk. Dropping this says that it ends.
+/// Somebody has asked for the end of the disk. Dropping this says that it ends, as [`Control::note_unsaved`] says.
 #[derive(Debug, Default)]
 pub struct Asked {
     /// The contents are not needed.
@@ -219,8 +221,8 @@ impl Control {
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
         let (guard, kept) = (OnceLock::new(), OnceLock::new());
         let (addresses, asked) = (Mutex::new(String::new()), Mutex::new(None));
-        let is_ending = Mutex::new(false);
-        let requests = Requests { ram, addresses, guard, kept, stop, asked, is_ending };
+        let (is_ending, unsaved) = (Mutex::new(false), OnceLock::new());
+        let requests = Requests { ram, addresses, guard, kept, stop, asked, is_ending, unsaved };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
     }
@@ -245,6 +247,12 @@ impl Control {
     /// guard says whether the disk is in use.
     pub fn set_ending(&self, is_ending: bool) {
         *self.clients.protocol().is_ending.lock() = is_ending;
+    }
+
+    /// The disk ends, and was not saved although it has a file for that: whoever waits for its end, or asks for it from
+    /// now on, is told why. The first call counts.
+    pub fn note_unsaved(&self, why: &str) {
+        self.clients.protocol().unsaved.set(why.to_owned()).ok();
     }
 
     /// Waits for a client that asks for the end, for so many milliseconds. The caller may go on, and call this again.
@@ -376,9 +384,11 @@ impl Requests {
         let (client, answer) = mpsc::channel();
         self.asked.lock().get_or_insert_default().waiting.push(client);
         self.stop.ring();
-        match answer.recv() {
-            Ok(why) => stream.write_all(format!("failed {why}\n").as_bytes()),
-            Err(mpsc::RecvError) => stream.write_all(b"ok\n"),
+        // A disk that ends says so to nobody in particular.
+        let refused = answer.recv().ok().or_else(|| self.unsaved.get().cloned());
+        match refused {
+            Some(why) => stream.write_all(format!("failed {why}\n").as_bytes()),
+            None => stream.write_all(b"ok\n"),
         }
     }
 
@@ -656,6 +666,40 @@ mod tests {
             while !control.clients.protocol().stop.wait(10_000) {}
             drop(control);
             assert_eq!(late.join().unwrap(), Answer::Done(String::new()));
+        });
+    }
+
+    /// Goal: who waits for the end of a disk that is to be saved is not told that all is well if it ends unsaved, since
+    /// another client has asked for that: his contents are gone. Method: two clients, of whom the disk hears at once.
+    #[test]
+    fn who_waits_for_a_save_learns_that_there_is_none() {
+        let path = path("unsaved");
+        let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
+        let kept = Kept::take(&path.with_extension("disk")).unwrap();
+        control.set_kept(Arc::new(kept));
+        assert_eq!(ask(&path, "stop unsaved").unwrap(), Answer::Done(String::new()));
+        std::thread::scope(|scope| {
+            let clients = [scope.spawn(|| ask(&path, "stop")), scope.spawn(|| ask(&path, "stop"))];
+            let await_waiting = |count| {
+                let asked = || control.clients.protocol().asked.lock();
+                while asked().as_ref().is_none_or(|asked| asked.waiting.len() < count) {
+                    std::thread::yield_now();
+                }
+            };
+            await_waiting(2);
+            let asked = control.stop_within(10_000).expect("they have asked");
+            assert!(!asked.is_saved());
+            control.note_unsaved("not saved");
+            drop(asked);
+            for client in clients {
+                let answer = client.join().unwrap().unwrap();
+                assert_eq!(answer, Answer::Failed("not saved".to_owned()));
+            }
+            // Who comes before the disk has gone.
+            let late = scope.spawn(|| ask(&path, "stop"));
+            await_waiting(1);
+            drop(control);
+            assert_eq!(late.join().unwrap().unwrap(), Answer::Failed("not saved".to_owned()));
         });
     }
 

@@ -249,7 +249,14 @@ impl Life<'_> {
             }
             let kept = self.kept.filter(|_| is_saved && self.has_left(kernel));
             let data = size::display(ram.zram().mm_stat().orig_data_size);
-            let Some(kept) = kept else { return Ok(format!("{data} of contents are dropped")) };
+            let Some(kept) = kept else {
+                // Whoever has asked for the end as usual waits for a save.
+                control.note_unsaved(&format!(
+                    "the disk has ended without being saved: another command has asked for that, with --no-save; \
+                     {data} of contents are dropped"
+                ));
+                return Ok(format!("{data} of contents are dropped"));
+            };
             // A command may come again, a signal ends the disk.
             let saved = match asked {
                 Some(_) => kept.save(ram, notes),
@@ -274,7 +281,7 @@ impl Life<'_> {
                     "disk {name} has ended without being saved: {error}; {data} of contents are dropped"
                 );
                 // Who has asked since the signal came.
-                control.stop_within(0).into_iter().for_each(|asked| asked.refuse(&line));
+                control.note_unsaved(&line);
                 return Err(Failure::machine(line));
             };
             let line = format!(
@@ -681,12 +688,65 @@ mod tests {
     use std::sync::Arc;
 
     use zfolio_block::address::Address;
+    use zfolio_block::control::{Answer, Control, ask};
     use zfolio_block::nbd::Tls;
-
+    use zfolio_block::ram::{Config, Ram};
+    use zfolio_block::saved::Kept;
+    use zfolio_core::page::UnitOrder;
     use zfolio_core::sync::Mutex;
     use zfolio_core::zram::Error;
+    use zfolio_sys::probe::child::Signals;
+    use zfolio_workers::Accelerated;
 
-    use super::{lost, uri};
+    use super::{Life, PoolMappings, Servers, lost, uri};
+
+    /// Goal: a client that waits for the end of a disk with --save is refused where another one has asked for the end
+    /// without a save: he was told that all was well, and FILE had nothing of the disk. Method: both ask before the disk
+    /// looks, or the first one while it ends.
+    #[test]
+    fn an_end_without_a_save_is_no_success_for_others() {
+        let name = format!("zfolio-life-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&directory).unwrap();
+        let (socket, file) = (directory.join("socket"), directory.join("disk"));
+        let config = Config {
+            disk_bytes: 1 << 20,
+            algorithms: vec!["lz4".parse().unwrap()],
+            unit: UnitOrder::DEFAULT,
+            limit_bytes: 0,
+            age_s: 600,
+            accelerated: Accelerated::NONE,
+        };
+        let source = Arc::new(PoolMappings::default());
+        let ram = Arc::new(Ram::new(&config, source, Box::new(|_| {})).unwrap());
+        let control = Control::start(&socket, Arc::clone(&ram)).unwrap();
+        let mut kept = Kept::take(&file).unwrap();
+        kept.note_served().unwrap();
+        let kept = Arc::new(kept);
+        control.set_kept(Arc::clone(&kept));
+        let signals = Signals::block().unwrap();
+        assert_eq!(ask(&socket, "stop unsaved").unwrap(), Answer::Done(String::new()));
+        while !control.is_unsaved_asked() {
+            std::thread::yield_now();
+        }
+        let life =
+            Life { name: "d", ram: &ram, control: &control, signals: &signals, kept: Some(&kept) };
+        let (ended, told) = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| ask(&socket, "stop"));
+            let ended = life.until_end(Arc::new(Servers::default()), None, None);
+            while !waits.is_finished() {
+                drop(control.stop_within(10));
+            }
+            (ended, waits.join().unwrap())
+        });
+        assert_eq!(ended.ok(), Some("0 of contents are dropped".to_owned()));
+        let expected = "the disk has ended without being saved: another command has asked for that, with --no-save; 0 \
+                        of contents are dropped";
+        assert_eq!(told.unwrap(), Answer::Failed(expected.to_owned()));
+        drop(control);
+        assert!(!file.exists());
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
 
     /// Goal: lines about lost units do not fill a log, and do not end either: after ten there were none any more.
     #[test]
