@@ -237,7 +237,7 @@ pub struct Zram<S: PageSource> {
     now_s: AtomicU32,
     figures: Figures,
     io: IoStat<AtomicU64>,
-    /// Incompressible units that were ever stored.
+    /// Incompressible units that clients ever wrote.
     huge_since: AtomicU64,
     /// Where [`Zram::recompress_old`] goes on.
     hand: AtomicU64,
@@ -856,17 +856,19 @@ impl<S: PageSource> Zram<S> {
         bytes: &[u8],
     ) -> Result<(), Error> {
         let _room = self.room_for(slots, bytes)?;
-        self.replace(cpu, unit, slots, bytes)
+        let (huge, done) = self.replace(cpu, unit, slots, bytes);
+        self.huge_since.fetch_add(huge, Relaxed);
+        done
     }
 
-    /// The same without a look at the limit.
+    /// The same without a look at the limit. Returns how many of the units that have new contents do not shrink, too.
     fn replace<G: DerefMut<Target = Slot>>(
         &self,
         cpu: usize,
         unit: u64,
         slots: &mut [Option<G>],
         bytes: &[u8],
-    ) -> Result<(), Error> {
+    ) -> (u64, Result<(), Error>) {
         let mut outgoing: [Outgoing<'_>; TOGETHER_MAX] = Default::default();
         let outgoing = &mut outgoing[..slots.len()];
         let units = bytes.chunks_exact(self.unit.bytes());
@@ -883,7 +885,7 @@ impl<S: PageSource> Zram<S> {
             self.store.store(cpu, CodecId::FIRST, outgoing, &self.figures);
         }
         let now_s = self.now_s.load(Relaxed);
-        let mut result = Ok(());
+        let (mut huge, mut result) = (0, Ok(()));
         for ((unit, slot), outgoing) in (unit..).zip(slots.iter_mut().flatten()).zip(outgoing) {
             slot.entry = outgoing.entry.take();
             let done = match outgoing.outcome {
@@ -894,11 +896,11 @@ impl<S: PageSource> Zram<S> {
             if let Ok(outcome) = done {
                 self.drop_apart(unit, slot);
                 slot.renew(now_s);
-                self.huge_since.fetch_add((outcome == Outcome::Incompressible).into(), Relaxed);
+                huge += u64::from(outcome == Outcome::Incompressible);
             }
             result = result.and(done.map(drop));
         }
-        result
+        (huge, result)
     }
 
     /// Room below the limit for the new contents of units. A word takes none: a full disk can be overwritten with

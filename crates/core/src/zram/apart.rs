@@ -520,7 +520,7 @@ impl<S: PageSource> Zram<S> {
     ) -> Result<(), Error> {
         // To be joined is no use.
         let (used_s, is_idle) = (slot.used_s(), slot.is_idle());
-        self.replace(cpu, unit, &mut [Some(&mut *slot)], bytes)?;
+        self.replace(cpu, unit, &mut [Some(&mut *slot)], bytes).1?;
         slot.renew(used_s);
         if is_idle {
             slot.mark_idle();

@@ -56,7 +56,7 @@ pub struct MmStat {
     pub pages_compacted: u64,
     /// Units that do not shrink, without those on the backing.
     pub huge_pages: u64,
-    /// Such units that were ever stored.
+    /// Such units that clients ever wrote, and that a load has brought.
     pub huge_pages_since: u64,
 }
 

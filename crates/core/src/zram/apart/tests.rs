@@ -137,6 +137,22 @@ fn a_unit_is_split_and_joined() {
     assert!(after.compr_data_size.abs_diff(before.compr_data_size) < 1000);
 }
 
+/// Goal: `huge_pages_since` counts what clients write, and not that a unit is made one object again: that made the
+/// figure grow for ever on a disk that is rewritten in pages.
+#[test]
+fn a_unit_that_is_joined_was_not_written() {
+    let (disk, _) = filled(4);
+    assert_eq!(disk.mm_stat().huge_pages_since, 0);
+    disk.write(0, 0, &bytes(1, UNIT)).unwrap();
+    assert_eq!(disk.mm_stat().huge_pages_since, 1);
+    for turn in 1..3 {
+        disk.write(0, 0, &bytes(1 + turn, PAGE_BYTES)).unwrap();
+        assert_eq!(disk.join_old(0, 0, 8).units, 1);
+        let stat = disk.mm_stat();
+        assert_eq!((stat.huge_pages, stat.huge_pages_since), (1, 1));
+    }
+}
+
 /// Goal: what is no whole page, is much of a unit, or of an empty one changes the unit as a whole, with what was apart.
 #[test]
 fn other_writes_change_the_unit_as_a_whole() {
