@@ -607,7 +607,7 @@ mod tests {
         write(&ram, "recompress", "type=idle algo=zstd").unwrap();
         let state = read(&ram, "block_state").unwrap();
         let letters: Vec<_> = state.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
-        assert_eq!(letters, ["...ir.", "......"]);
+        assert_eq!(letters, ["....r.", "......"], "what was tried is not idle any more");
         write(&ram, "mem_limit", "64K").unwrap();
         assert_eq!(read(&ram, "mem_limit").unwrap(), "65536\n");
         assert!(matches!(write(&ram, "disksize", "4096"), Err(Refusal::Failed { .. })));

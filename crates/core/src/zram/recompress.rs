@@ -1,7 +1,11 @@
 //! Recompression: units that are not used, or do not shrink, are tried with a denser algorithm.
 //!
 //! A unit is decompressed and compressed again under its slot's lock. The new object replaces the old one only if it is
-//! smaller. What is written later is compressed by the first algorithm again.
+//! smaller; if it is not, the slot has a note that algorithms up to this priority need not be tried again. What is
+//! written later is compressed by the first algorithm again.
+//!
+//! A unit that was tried is no longer marked idle, as in the kernel: else one mark would have it recompressed, and then
+//! written back.
 //!
 //! That is done when it is asked for ([`Zram::recompress`]), and by itself for what was not used for long
 //! ([`Zram::recompress_old`], which the device's owner calls now and then).
@@ -106,7 +110,7 @@ impl<S: PageSource> Zram<S> {
         turn
     }
 
-    /// Marks units in memory idle until they are used again: all of them, or those that were last used so many seconds
+    /// Marks units in memory idle until they are used again, recompressed or written back: all of them, or those that were last used so many seconds
     /// ago. Not those of one word, as in Linux: nothing can be done with them, neither recompression nor writeback.
     pub fn mark_idle(&self, age_s: Option<u32>) {
         let now = self.now_s.load(Relaxed);
@@ -167,9 +171,9 @@ impl<S: PageSource> Zram<S> {
         let Some(saved) = self.recompress_one(cpu, unit, slot, codec)? else { return Ok(()) };
         done.shrank += u64::from(saved > 0);
         done.bytes_saved += saved;
-        let is_here = self.entry_here(slot).is_some();
-        if saved == 0 && is_here && codec.get() + 1 == self.codecs().count() {
-            slot.note_no_codec();
+        if saved == 0 && self.entry_here(slot).is_some() {
+            let is_last = codec.get() + 1 == self.codecs().count();
+            if is_last { slot.note_no_codec() } else { slot.note_failed(codec.get()) }
         }
         Ok(())
     }
@@ -184,10 +188,11 @@ impl<S: PageSource> Zram<S> {
             What::Huge => is_huge,
             What::HugeIdle => is_huge && idle,
         };
+        let has_failed = slot.has_failed(codec.get());
         let was_tried = match form {
             Form::SameFilled => true,
-            Form::Incompressible(_) => slot.has_no_codec(),
-            Form::Compressed(by) => by.get() >= codec.get() || slot.has_no_codec(),
+            Form::Incompressible(_) => has_failed,
+            Form::Compressed(by) => by.get() >= codec.get() || has_failed,
         };
         is_asked && !was_tried && self.store.object_bytes(entry) >= request.threshold
     }
@@ -208,6 +213,7 @@ impl<S: PageSource> Zram<S> {
             Ok(Some(_)) => return Ok(None),
             Err(error) => return Err(Error::Lost { unit, error }),
         }
+        slot.end_idle();
         let mut outgoing = [Outgoing::new(&scratch.bytes, None)];
         self.store.store(cpu, codec, &mut outgoing, &self.figures);
         let Some(new) = outgoing[0].entry.take() else {

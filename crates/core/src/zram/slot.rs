@@ -7,6 +7,7 @@
 
 use std::fmt;
 
+use super::ALGORITHMS_MAX;
 use crate::store::EntryId;
 use crate::sync::{Guard, Mutex};
 
@@ -25,10 +26,13 @@ pub(super) fn lock_after(held: usize, lock: &SlotLock) -> Option<Guard<'_, RANK_
 }
 
 const IDLE: u32 = 1 << 31;
-const NO_CODEC: u32 = 1 << 30;
-const APART: u32 = 1 << 29;
-/// Seconds since the device was made: 17 years.
-const TIME: u32 = APART - 1;
+const APART: u32 = 1 << 30;
+/// The highest priority of a codec that failed to shrink the unit. The last one: as if it was the last that any device
+/// has.
+const FAILED: u32 = FAILED_BITS[ALGORITHMS_MAX - 1];
+const FAILED_BITS: [u32; ALGORITHMS_MAX] = [0, 1 << 28, 2 << 28, 3 << 28];
+/// Seconds since the device was made: 8 years.
+const TIME: u32 = (1 << 28) - 1;
 
 /// What the device keeps of a unit.
 #[derive(Debug, Default)]
@@ -37,9 +41,9 @@ pub(super) struct Slot {
     pub(super) entry: Option<EntryId>,
     /// ```text
     /// 31      idle: not used since it was marked
-    /// 30      no codec of the device could shrink it
-    /// 29      some of its pages are apart, or all of them
-    /// 28..0   when it was used last, in seconds
+    /// 30      some of its pages are apart, or all of them
+    /// 29..28  the highest priority of a codec that could not shrink it; 3: the last codec could not
+    /// 27..0   when it was used last, in seconds
     /// ```
     state: u32,
 }
@@ -47,7 +51,7 @@ pub(super) struct Slot {
 impl Slot {
     /// Notes that the unit was read or written.
     pub(super) fn touch(&mut self, now_s: u32) {
-        self.state = self.state & (NO_CODEC | APART) | now_s & TIME;
+        self.state = self.state & (FAILED | APART) | now_s & TIME;
     }
 
     /// Whether the unit reads as zeros, and takes no memory.
@@ -85,14 +89,31 @@ impl Slot {
         self.state |= IDLE;
     }
 
+    /// Ends the mark: something was done with the unit because of it.
+    pub(super) fn end_idle(&mut self) {
+        self.state &= !IDLE;
+    }
+
     /// Whether the last codec failed to shrink it too.
     pub(super) fn has_no_codec(&self) -> bool {
-        self.state & NO_CODEC != 0
+        self.state & FAILED == FAILED
     }
 
     /// Notes that the last codec failed to shrink it.
     pub(super) fn note_no_codec(&mut self) {
-        self.state |= NO_CODEC;
+        self.state |= FAILED;
+    }
+
+    /// Whether the codec of this priority failed to shrink it, or one of a higher priority.
+    pub(super) fn has_failed(&self, priority: usize) -> bool {
+        self.state & FAILED >= FAILED_BITS[priority]
+    }
+
+    /// Notes that the codec of this priority, which is not the last one, failed to shrink it.
+    pub(super) fn note_failed(&mut self, priority: usize) {
+        if !self.has_failed(priority) {
+            self.state = self.state & !FAILED | FAILED_BITS[priority];
+        }
     }
 }
 
@@ -142,6 +163,26 @@ mod tests {
         slot.renew(9);
         assert!(!slot.is_idle() && !slot.has_no_codec() && slot.used_s() == 9);
         assert!(!slot.is_apart() && slot.is_empty());
+    }
+
+    /// Goal: the highest priority that failed is known, whatever the order, until there are other contents.
+    #[test]
+    fn the_highest_priority_that_failed_is_known() {
+        let mut slot = Slot::default();
+        slot.touch(u32::MAX);
+        assert!([1, 2, 3].iter().all(|priority| !slot.has_failed(*priority)));
+        slot.note_failed(2);
+        slot.note_failed(1);
+        slot.touch(7);
+        slot.mark_idle();
+        slot.end_idle();
+        assert_eq!([1, 2, 3].map(|priority| slot.has_failed(priority)), [true, true, false]);
+        assert!(!slot.has_no_codec() && !slot.is_idle() && slot.used_s() == 7);
+        slot.note_no_codec();
+        slot.note_failed(1);
+        assert!(slot.has_no_codec() && slot.has_failed(3));
+        slot.renew(9);
+        assert!(!slot.has_failed(1));
     }
 
     #[test]

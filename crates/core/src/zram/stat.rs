@@ -229,11 +229,13 @@ impl<S: PageSource> Zram<S> {
                 Some(Form::Compressed(codec) | Form::Incompressible(codec)) => codec,
                 _ => CodecId::FIRST,
             };
+            let written_back = self.away(&slot).is_some();
             let letters = Letters {
                 same: form == Some(Form::SameFilled),
-                written_back: self.away(&slot).is_some(),
+                written_back,
                 huge: matches!(form, Some(Form::Incompressible(_))),
-                idle: slot.is_idle(),
+                // What is there was written back, and is marked no longer; pages apart of it may be.
+                idle: slot.is_idle() && (!written_back || slot.is_apart()),
                 recompressed: codec != CodecId::FIRST,
                 no_codec: slot.has_no_codec(),
             };

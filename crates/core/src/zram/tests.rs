@@ -494,7 +494,8 @@ fn recompression_tries_what_was_asked_for() {
     let mut state = String::new();
     disk.block_state(&mut state).unwrap();
     let letters_of: Vec<_> = state.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
-    assert_eq!(letters_of, ["...ir.", "..h..n", "s....."]);
+    assert_eq!(letters_of, ["....r.", "..h..n", "s....."], "what was tried is not idle any more");
+    assert_eq!(disk.recompress(0, request(What::Idle)).unwrap().tried, 0);
     let mut found = vec![0; 4096];
     disk.read(0, 0, &mut found).unwrap();
     assert!(found == letters);
@@ -504,6 +505,38 @@ fn recompression_tries_what_was_asked_for() {
         1,
         "new contents, new chance"
     );
+}
+
+/// Goal: a unit that the algorithm of a priority cannot shrink is not tried with it again, whatever algorithms come
+/// behind that, until it has other contents: units at the front used up `max_pages` each time, and the others were
+/// never tried. Method: the second algorithm is the first one again, and so shrinks nothing.
+#[test]
+fn what_one_algorithm_cannot_shrink_is_left_to_the_next() {
+    let disk =
+        zram(0, 1 << 20, &[Algorithm::Lz4, Algorithm::Lz4, Algorithm::Zstd, Algorithm::Zstd]);
+    let letters =
+        |tag: u64| -> Vec<u8> { bytes(tag, 4096).iter().map(|byte| b'a' + byte % 16).collect() };
+    (0..5).for_each(|unit| disk.write(0, unit << 12, &letters(unit)).unwrap());
+    disk.write(0, 5 << 12, &bytes(5, 4096)).unwrap();
+    let tries = |priority| {
+        let request = Recompression { priority, max_pages: 2, ..Recompression::default() };
+        let done = disk.recompress(0, request).unwrap();
+        (done.tried, done.shrank)
+    };
+    let expected = [(2, 0), (2, 0), (2, 0), (0, 0)];
+    assert_eq!([1, 1, 1, 1].map(tries), expected, "each unit once");
+    assert_eq!(disk.recompress_old(0, 0, 10).done.tried, 0);
+    disk.read(0, 0, &mut [0; 4096]).unwrap();
+    assert_eq!(tries(1), (0, 0), "the same contents");
+    disk.write(0, 0, &letters(9)).unwrap();
+    assert_eq!(tries(1), (1, 0));
+    let expected = [(2, 2), (2, 2), (2, 1), (0, 0)];
+    assert_eq!([2, 2, 2, 2].map(tries), expected);
+    assert_eq!([3, 3, 3, 3].map(tries), [(2, 0), (2, 0), (2, 0), (0, 0)]);
+    let mut state = String::new();
+    disk.block_state(&mut state).unwrap();
+    assert!(state.lines().take(5).all(|line| line.ends_with("....rn")), "{state}");
+    assert!(state.lines().last().unwrap().ends_with("..h..n"), "{state}");
 }
 
 /// Goal: what was not used for long is recompressed by itself, some units at a time, and nothing is tried twice.
