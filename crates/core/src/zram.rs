@@ -700,7 +700,12 @@ impl<S: PageSource> Zram<S> {
         within: Range<usize>,
         from: Option<&[u8]>,
     ) -> Result<(), Error> {
-        let Some(lock) = self.slot_to_write(unit, from)? else { return Ok(()) };
+        let found = self.slot_to_write(unit, from).or_else(|error| {
+            // Without a leaf the unit reads as zeros already, and these take no room. Another client may have made it.
+            let is_zeros = from.is_some_and(|bytes| same_filled(bytes) == Some(0));
+            if is_zeros && error.is_transient() { Ok(self.table.get(unit)) } else { Err(error) }
+        });
+        let Some(lock) = found? else { return Ok(()) };
         loop {
             let mut slot = lock.lock();
             self.check_unit(unit)?;

@@ -539,6 +539,26 @@ fn what_one_algorithm_cannot_shrink_is_left_to_the_next() {
     assert!(state.lines().last().unwrap().ends_with("..h..n"), "{state}");
 }
 
+/// Goal: a full disk takes zeros wherever nothing was ever written: they are there already, and need no table. A file
+/// system that zeroes its tables with writes had "no space" where a request for zeros succeeds.
+#[test]
+fn zeros_need_no_room_where_nothing_was_written() {
+    let disk = zram(4, 1 << 30, &[Algorithm::Lz4]);
+    disk.write(0, 0, &bytes(1, UNIT)).unwrap();
+    disk.set_mem_limit(disk.mm_stat().mem_used_total);
+    let far = 512 << 20;
+    disk.write_zeroes(0, far, UNIT as u64).unwrap();
+    for (at, length) in [(far, UNIT), (far + 4096, 512), (far + 512, 4 * UNIT)] {
+        assert_eq!(disk.write(0, at, &vec![0; length]), Ok(()), "{length} bytes at {at}");
+        assert!(disk.write(0, at, &vec![1; length]).is_err(), "any other word needs a slot");
+        let mut found = vec![1; length];
+        disk.read(0, at, &mut found).unwrap();
+        assert!(found.iter().all(|byte| *byte == 0));
+    }
+    assert!(disk.table.get(far / UNIT as u64).is_none(), "a refused write leaves nothing");
+    assert_eq!(disk.io_stat().failed_writes, 3);
+}
+
 /// Goal: what was not used for long is recompressed by itself, some units at a time, and nothing is tried twice.
 #[test]
 fn old_units_are_recompressed_by_themselves() {
