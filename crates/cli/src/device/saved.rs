@@ -9,10 +9,10 @@ use zfolio_block::ram::Ram;
 use zfolio_block::saved::{self, Kept, SavedDisk, Unsaved};
 use zfolio_core::size;
 use zfolio_core::zcomp::Params;
-use zfolio_core::zram::{FormatError, Header, LoadError};
+use zfolio_core::zram::{self, FormatError, Header, LoadError};
 use zfolio_sys::probe::child::Signals;
 
-use super::arguments::{AddArgs, SaveArgs};
+use super::arguments::{AddArgs, SaveArgs, unfit};
 use super::ask;
 use super::serve::{ENDS, say};
 use crate::failure::Failure;
@@ -77,7 +77,8 @@ impl Origin {
     ///
     /// # Errors
     ///
-    /// It is no saved disk, or cannot be read; or nobody knows whether it is there.
+    /// It is no saved disk, or cannot be read; or nobody knows whether it is there; or a disk in its units cannot grow to
+    /// the size that is asked for.
     pub(super) fn open(
         arguments: &AddArgs,
         kept: Option<&Kept>,
@@ -87,7 +88,15 @@ impl Origin {
         let kept = kept.map(|path| ("--save", path));
         let Some((option, path)) = asked.or(kept) else { return Ok(None) };
         match saved::open(path) {
-            Ok(disk) => Ok(Some(Origin { option, path: path.to_owned(), disk })),
+            Ok(disk) => {
+                let origin = Origin { option, path: path.to_owned(), disk };
+                let unit = origin.header().unit;
+                match origin.larger(arguments).filter(|size| !zram::is_size(*size, unit)) {
+                    // Before all of it is read.
+                    Some(size) => Err(Failure::argument(unfit(size, unit))),
+                    None => Ok(Some(origin)),
+                }
+            }
             Err(FormatError::Io(error)) => {
                 Err(Failure::argument(format!("{option}: '{}': {error}", path.display())))
             }
@@ -98,6 +107,11 @@ impl Origin {
     /// What the disk is made of.
     pub(super) fn header(&self) -> &Header {
         self.disk.header()
+    }
+
+    /// The size that is asked for, if that is more than the file's.
+    fn larger(&self, arguments: &AddArgs) -> Option<u64> {
+        arguments.size.filter(|size| *size > self.header().disk_bytes)
     }
 
     /// Fills a disk with the contents, and gives it the size that is asked for if that is more. A signal that ends a
@@ -133,8 +147,7 @@ impl Origin {
         let done = if is_ended { done.and(Err(LoadError::Halted)) } else { done };
         let loaded = done.map_err(|error| unloaded(self.option, &self.path, &error))?;
         say_lost(&arguments.name, loaded.lost);
-        let size = arguments.size.filter(|size| *size > ram.zram().disk_bytes());
-        let resized = size.map(|size| ram.zram().resize(size)).transpose();
+        let resized = self.larger(arguments).map(|size| ram.zram().resize(size)).transpose();
         resized.map(drop).map_err(|error| Failure::argument(format!("--size: {error}")))
     }
 

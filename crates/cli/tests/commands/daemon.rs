@@ -407,6 +407,12 @@ fn contents_that_are_not_loaded_are_not_overwritten() {
         "--mem-limit: 1M are not enough",
     );
     second.refused(&["--size", "10000K", "--unit", "16K", "--save", bad], 125, "--save: '");
+    // A disk in the file's units cannot have that size. It was found out, in words that were not true, after a load.
+    second.refused(
+        &["--size", "8390656", "--save", bad],
+        2,
+        "--size: '8390656' bytes are not the size of a disk; accepted: a multiple of the unit, 4K, ",
+    );
     // An address that is in use, after the contents were loaded.
     let other = Disk::start("saver-3", &["--size", "8M"]);
     let address = other.socket.to_str().unwrap();
