@@ -163,6 +163,11 @@ impl Writeback {
             before_reset: [const { AtomicU64::new(0) }; 5],
         }
     }
+
+    /// Whether limit or budget bound what is written.
+    fn is_bounded(&self) -> bool {
+        self.is_limited.load(Relaxed) || !self.budget.budget().is_none()
+    }
 }
 
 /// Who has units written back.
@@ -453,7 +458,7 @@ impl<S: PageSource> Zram<S> {
             units => self.store.write_back(count(units)),
         };
         // What is bounded is paid before the reservation ends.
-        let is_bounded = writeback.is_limited.load(Relaxed) || !writeback.budget.budget().is_none();
+        let is_bounded = writeback.is_bounded();
         let waits = || has_left() == before || is_bounded;
         let stop = self.wait_while(|| waits() && self.store.in_flight().1 > 0);
         self.charge(writeback);
@@ -541,6 +546,10 @@ impl<S: PageSource> Zram<S> {
             let (count, _) = fitting(batch, reserved.1);
             let tickets: Vec<Ticket> = batch.drain(..count).map(|(ticket, _)| ticket).collect();
             done.stop = self.write_some(&tickets);
+            if writeback.is_bounded() && done.stop.is_none() {
+                // Units that were overwritten meanwhile leave nothing, and are paid for when their writes have ended.
+                done.stop = self.wait_while(|| self.store.in_flight().1 > 0);
+            }
             self.charge(writeback);
             drop(reserved);
             let units = tickets.iter().filter(|ticket| self.store.is_away(**ticket)).count();

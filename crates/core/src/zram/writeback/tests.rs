@@ -1,14 +1,14 @@
 //! Goal: what is written back is what was written, wherever it is and whatever fails. The scripts of `script` say that
 //! of single requests; here are threads, limits, damage and figures.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::{Chosen, Stop};
 use crate::budget::WriteBudget;
 use crate::store::backing::faulty::{Breakable, Faulty};
 use crate::store::backing::sealed::Sealed;
-use crate::store::backing::{Completion, Location, Operation, Request};
+use crate::store::backing::{Completion, Location, Operation, Request, Usage};
 use crate::store::{self, Backing};
 use crate::testing::{Random, seed};
 use crate::zcomp::Algorithm;
@@ -322,6 +322,63 @@ fn the_limit_of_writes_is_kept_under_pressure() {
         assert!((400..520).contains(&stored), "{bound}: {stored} units");
         assert!(disk.writeback_limit() <= 256 - written || bound == "budget");
     }
+}
+
+/// A backing that counts a write when it has ended. The first wait for it meets a client who overwrites units.
+#[derive(Debug)]
+struct Overtaken {
+    backing: Faulty,
+    disk: Arc<OnceLock<Weak<Disk>>>,
+    waits: AtomicU32,
+    written: AtomicU64,
+}
+
+impl Backing for Overtaken {
+    fn submit(&self, requests: &mut [Request<'_>]) {
+        self.backing.submit(requests);
+    }
+    fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
+        self.backing.poll(&mut |completion| {
+            self.written.fetch_add(1, Relaxed);
+            each(completion);
+        });
+    }
+    fn discard(&self, location: Location, length: usize) {
+        self.backing.discard(location, length);
+    }
+    fn usage(&self) -> Usage {
+        let written_bytes = self.written.load(Relaxed) * PAGE as u64;
+        Usage { written_bytes, ..self.backing.usage() }
+    }
+    fn pause(&self) {
+        if self.waits.fetch_add(1, Relaxed) == 0 {
+            let disk = self.disk.get().and_then(Weak::upgrade).unwrap();
+            (0..4).for_each(|at| disk.write(1, at << 12, &bytes(100 + at, PAGE)).unwrap());
+        } else {
+            self.backing.pause();
+        }
+    }
+}
+
+/// Goal: `WB-2` holds for units that are overwritten while they are being written back: their writes were not waited
+/// for, nor paid, before the next batch began. Method: a client who overwrites all of the first batch.
+#[test]
+fn what_was_overwritten_meanwhile_is_paid_first() {
+    let place = Arc::new(OnceLock::new());
+    let backing = Faulty::new(16 << 20);
+    backing.faults().holds.store(true, Relaxed);
+    let (waits, written) = (AtomicU32::new(0), AtomicU64::new(0));
+    let overtaken = Overtaken { backing, disk: Arc::clone(&place), waits, written };
+    let disk = Arc::new(disk_on(Box::new(overtaken), 0, 64, "none"));
+    place.set(Arc::downgrade(&disk)).unwrap();
+    (0..8).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    disk.enable_writeback_limit(true);
+    disk.set_writeback_limit(4);
+    let done = disk.write_back(0, &Chosen::Indices(vec![0..=7]));
+    assert_eq!((done.units, done.stayed, done.stop), (0, 4, Some(Stop::Limit)));
+    disk.store.drain();
+    assert_eq!((disk.bd_stat().bd_writes, disk.writeback_limit()), (4, 0));
+    (0..4).for_each(|at| assert!(read(&disk, at) == bytes(100 + at, PAGE)));
 }
 
 /// Goal: near the limit room is made ahead of the writes, without a request.
