@@ -22,12 +22,15 @@
 //!   writes by itself. (What a stuck backing writes later is paid later.)
 //! - `WB-3` No wait is longer than [`STUCK_PAUSES`] pauses in which the backing ends nothing. Then the units stay in
 //!   the pool, unless their writes end later, and a client has `ENOSPC` or `EIO`.
+//! - `WB-4` After writes to make room that all failed, no others are begun for that until the next second, or until the
+//!   backing has written something: each could cost places on the backing for good, and clients who find no room ask as
+//!   fast as they can.
 
 #[cfg(test)]
 mod tests;
 
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::Zram;
 use super::slot::Slot;
@@ -141,6 +144,7 @@ pub(super) struct Writeback {
     old_units: AtomicU64,
     /// Bytes that the backing took before anything was written: buffers.
     fixed_bytes: usize,
+    rest: Rest,
     /// What was counted when the device was reset last, in the order of [`Zram::since_reset`].
     before_reset: [AtomicU64; 5],
 }
@@ -160,6 +164,7 @@ impl Writeback {
             asked_units: AtomicU64::new(0),
             old_units: AtomicU64::new(0),
             fixed_bytes,
+            rest: Rest::default(),
             before_reset: [const { AtomicU64::new(0) }; 5],
         }
     }
@@ -167,6 +172,26 @@ impl Writeback {
     /// Whether limit or budget bound what is written.
     fn is_bounded(&self) -> bool {
         self.is_limited.load(Relaxed) || !self.budget.budget().is_none()
+    }
+}
+
+/// A pause after writes that failed (`WB-4`). Relaxed: whoever sees it late sends some units more.
+#[derive(Debug, Default)]
+struct Rest {
+    /// The second in which it ends.
+    until_s: AtomicU32,
+    /// How many units the backing had written when it began.
+    written: AtomicU64,
+}
+
+impl Rest {
+    fn begin(&self, now_s: u32, written: u64) {
+        self.written.store(written, Relaxed);
+        self.until_s.store(now_s.saturating_add(1), Relaxed);
+    }
+
+    fn lasts(&self, now_s: u32, written: u64) -> bool {
+        now_s < self.until_s.load(Relaxed) && self.written.load(Relaxed) == written
     }
 }
 
@@ -446,9 +471,12 @@ impl<S: PageSource> Zram<S> {
         let unit_bytes = self.unit.bytes() as u64;
         let most = (ROOM_BYTES / unit_bytes).max(1);
         let units = |left: u64| most.min(left / unit_bytes);
-        let reserved = self.reserve(writeback, why, |left| units(left) * unit_bytes);
         let has_left = || self.store.spill_stats().written;
-        let before = has_left();
+        let (now_s, before) = (self.now_s.load(Relaxed), self.store.spill_stats());
+        let reserved = match writeback.rest.lasts(now_s, before.written) {
+            true => None,
+            false => self.reserve(writeback, why, |left| units(left) * unit_bytes),
+        };
         let units = reserved.as_ref().map_or(0, |reserved| reserved.1 / unit_bytes);
         self.note_used();
         let count = |units: u64| usize::try_from(units).unwrap_or(usize::MAX);
@@ -459,11 +487,15 @@ impl<S: PageSource> Zram<S> {
         };
         // What is bounded is paid before the reservation ends.
         let is_bounded = writeback.is_bounded();
-        let waits = || has_left() == before || is_bounded;
+        let waits = || has_left() == before.written || is_bounded;
         let stop = self.wait_while(|| waits() && self.store.in_flight().1 > 0);
         self.charge(writeback);
         drop(reserved);
-        stop.is_none() && (done.written > 0 || done.given_up > 0 || has_left() > before)
+        let after = self.store.spill_stats();
+        if after.failed > before.failed && after.written == before.written {
+            writeback.rest.begin(now_s, after.written);
+        }
+        stop.is_none() && (done.written > 0 || done.given_up > 0 || after.written > before.written)
     }
 
     fn is_chosen(&self, slot: &Slot, chosen: &Chosen) -> bool {

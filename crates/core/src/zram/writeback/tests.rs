@@ -447,6 +447,42 @@ fn a_failing_backing_keeps_units_in_memory() {
     (10..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
 }
 
+/// Goal: `WB-4`: clients who find no room while all writes fail do not send units again each time, and writeback goes on
+/// after a rest, or as soon as something was written. Each failed frame of an area costs its slots for good: clients
+/// used up the area. Method: the writes that have failed are counted.
+#[test]
+fn writes_that_failed_are_not_repeated_at_once() {
+    let (disk, backing) = disk::<Faulty>(1024, 16 << 20);
+    (0..100).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    disk.set_mem_limit(disk.mm_stat().mem_used_total);
+    backing.faults().fail.store(usize::MAX, Relaxed);
+    let tries = || {
+        let before = disk.store.spill_stats().failed;
+        for at in 300..330 {
+            let full = disk.write(0, at << 12, &bytes(at, PAGE));
+            assert!(matches!(full, Err(Error::NoSpace { .. })), "{full:?}");
+            assert!(!disk.write_ahead());
+        }
+        disk.store.spill_stats().failed - before
+    };
+    assert_eq!(tries(), 64, "one batch");
+    disk.set_now(1);
+    assert_eq!(tries(), 64, "one more");
+    backing.behave();
+    // What somebody asks for is tried at any time.
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![0..=9])).units, 10);
+    disk.set_mem_limit(disk.mm_stat().mem_used_total);
+    (200..230).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    backing.faults().fail.store(usize::MAX, Relaxed);
+    disk.set_mem_limit(disk.mm_stat().mem_used_total);
+    assert!((1..=64).contains(&tries()), "some of a batch may be there already");
+    backing.behave();
+    assert_eq!(tries(), 0, "it rests");
+    disk.set_now(2);
+    (300..330).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    (0..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+}
+
 /// Goal: a unit that the backing could not read is good again once it is overwritten, also with what it had been, while
 /// the backing still fails. The write succeeded, and left the unit where it cannot be read.
 #[test]
