@@ -1,9 +1,9 @@
 //! How the library is linked.
 //!
 //! - mimalloc's calls of `pthread_mutex_lock` and `pthread_mutex_unlock` come to this library: see `allocator_locks`.
-//! - What Rust needs of `libgcc_s.so.1` is linked into the library: each process of a run would load that library, which
-//!   takes 0.14 ms of the 0.7 that a small program takes. Rust's standard library asks for `-lgcc_s`; the linker finds a
-//!   file of that name here first, which names the archive with the same functions.
+//! - What Rust needs of `libgcc_s.so.1` is linked into the library: each process of a run would load that library,
+//!   which takes 0.14 ms of the 0.7 that a small program takes. Rust's standard library asks for `-lgcc_s`; the linker
+//!   finds a file of that name here first, which names the archive with the same functions.
 
 use std::path::Path;
 

@@ -625,8 +625,9 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
     }
 
-    /// Goal: a save that fails where a killed disk has left its note leaves the note (`SAVE-1`). It was removed, and the
-    /// next disk went on from the older file without a word. Method: the save fails at its begin, and in its middle.
+    /// Goal: a save that fails where a killed disk has left its note leaves the note (`SAVE-1`). It was removed, and
+    /// the next disk went on from the older file without a word. Method: the save fails at its begin, and in its
+    /// middle.
     #[test]
     fn a_save_that_fails_leaves_the_note_of_a_killed_disk() {
         let (directory, disk) = (directory("failed-note"), ram(1 << 20, &["lz4"]));

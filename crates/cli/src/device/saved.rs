@@ -77,8 +77,8 @@ impl Origin {
     ///
     /// # Errors
     ///
-    /// It is no saved disk, or cannot be read; or nobody knows whether it is there; or a disk in its units cannot grow to
-    /// the size that is asked for.
+    /// It is no saved disk, or cannot be read; or nobody knows whether it is there; or a disk in its units cannot grow
+    /// to the size that is asked for.
     pub(super) fn open(
         arguments: &AddArgs,
         kept: Option<&Kept>,

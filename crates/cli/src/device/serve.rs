@@ -701,8 +701,8 @@ mod tests {
     use super::{Life, PoolMappings, Servers, lost, uri};
 
     /// Goal: a client that waits for the end of a disk with --save is refused where another one has asked for the end
-    /// without a save: he was told that all was well, and FILE had nothing of the disk. Method: both ask before the disk
-    /// looks, or the first one while it ends.
+    /// without a save: he was told that all was well, and FILE had nothing of the disk. Method: both ask before the
+    /// disk looks, or the first one while it ends.
     #[test]
     fn an_end_without_a_save_is_no_success_for_others() {
         let name = format!("zfolio-life-{}", std::process::id());

@@ -137,9 +137,9 @@ pub struct Usage {
 
 /// Where entries go when they leave the pool.
 ///
-/// The store calls `flush`, `tidy` and `poll`, and submits writes, with its lock of rank [`RANK_BACKING`] held. Reads are
-/// submitted without that lock, by several threads at once. `submit` and `discard` are called also with locks of the
-/// store's caller; so the locks of a backing have higher ranks. None of these waits for a device.
+/// The store calls `flush`, `tidy` and `poll`, and submits writes, with its lock of rank [`RANK_BACKING`] held. Reads
+/// are submitted without that lock, by several threads at once. `submit` and `discard` are called also with locks of
+/// the store's caller; so the locks of a backing have higher ranks. None of these waits for a device.
 pub trait Backing: Send + Sync + fmt::Debug {
     /// Accepts each of the `requests`, or says why not.
     fn submit(&self, requests: &mut [Request<'_>]);

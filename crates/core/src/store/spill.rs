@@ -776,8 +776,8 @@ impl<S: PageSource> Store<S> {
         spill.in_flight.count()
     }
 
-    /// Has the backing's medium forget some of what was discarded: for whoever writes nothing for a while, since a write
-    /// does this by the way. Few at a time, so the owner calls this now and then.
+    /// Has the backing's medium forget some of what was discarded: for whoever writes nothing for a while, since a
+    /// write does this by the way. Few at a time, so the owner calls this now and then.
     pub fn tidy(&self) {
         let Some(spill) = &self.spill else { return };
         let _side = spill.side.lock();

@@ -1,9 +1,9 @@
 //! The slots of an area that a write did not reach since the medium failed.
 //!
-//! They are left alone: the medium may have no good block there. But a medium that was out of reach for a while (another
-//! path, a network) fails every write, and would have lost a slot for good by each of them. So after some writes that
-//! went well, or that found no slot, all of them are tried once more; and each time only after twice as many. What a
-//! slot that stays bad costs in the end is one failed write in a million.
+//! They are left alone: the medium may have no good block there. But a medium that was out of reach for a while
+//! (another path, a network) fails every write, and would have lost a slot for good by each of them. So after some
+//! writes that went well, or that found no slot, all of them are tried once more; and each time only after twice as
+//! many. What a slot that stays bad costs in the end is one failed write in a million.
 
 use std::ops::Range;
 

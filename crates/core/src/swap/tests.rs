@@ -473,8 +473,8 @@ fn the_disk_hears_of_all_empty_clusters() {
     assert!(fixture.disks[0].slots_kept() <= 2 * 512, "{}", fixture.disks[0].slots_kept());
 }
 
-/// Goal: after an outage of the medium the slots of the writes that failed are used again. Method: writes that fail until
-/// no slot is left; then the medium is well.
+/// Goal: after an outage of the medium the slots of the writes that failed are used again. Method: writes that fail
+/// until no slot is left; then the medium is well.
 #[test]
 fn slots_come_back_after_an_outage() {
     let fixture = Fixture::new(SMALL, &[(256, 0)]);

@@ -110,8 +110,9 @@ impl<S: PageSource> Zram<S> {
         turn
     }
 
-    /// Marks units in memory idle until they are used again, recompressed or written back: all of them, or those that were last used so many seconds
-    /// ago. Not those of one word, as in Linux: nothing can be done with them, neither recompression nor writeback.
+    /// Marks units in memory idle until they are used again, recompressed or written back: all of them, or those that
+    /// were last used so many seconds ago. Not those of one word, as in Linux: nothing can be done with them, neither
+    /// recompression nor writeback.
     pub fn mark_idle(&self, age_s: Option<u32>) {
         let now = self.now_s.load(Relaxed);
         for (_, lock) in self.table.slots(0, UNITS_MAX) {

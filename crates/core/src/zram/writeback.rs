@@ -23,7 +23,7 @@
 //! - `WB-3` No wait is longer than [`STUCK_PAUSES`] pauses in which the backing ends nothing. Then the units stay in
 //!   the pool, unless their writes end later, and a client has `ENOSPC` or `EIO`.
 //! - `WB-4` After writes to make room that all failed, no others are begun for that until the next second, or until the
-//!   backing has written something: each could cost places on the backing for good, and clients who find no room ask as
+//!   backing has written something: each could cost places on the backing, and clients who find no room ask as
 //!   fast as they can.
 
 #[cfg(test)]

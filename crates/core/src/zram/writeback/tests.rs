@@ -447,8 +447,8 @@ fn a_failing_backing_keeps_units_in_memory() {
     (10..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
 }
 
-/// Goal: `WB-4`: clients who find no room while all writes fail do not send units again each time, and writeback goes on
-/// after a rest, or as soon as something was written. Each failed frame of an area costs its slots for good: clients
+/// Goal: `WB-4`: clients who find no room while all writes fail do not send units again each time, and writeback goes
+/// on after a rest, or as soon as something was written. Each failed frame of an area costs its slots: clients
 /// used up the area. Method: the writes that have failed are counted.
 #[test]
 fn writes_that_failed_are_not_repeated_at_once() {
