@@ -10,8 +10,9 @@
 //! - `SLOT-1` While a slot is at the device, from an accepted descriptor to the status of its record, nobody else
 //!   accesses its buffers, or of its record more than the status. In a child of `fork` no slot is at the device: a
 //!   descriptor names the memory of the process that submitted it.
-//! - `SLOT-2` The memory lasts as long as the device may access it: if a slot is at the device when the stream ends,
-//!   the memory of all slots is leaked.
+//! - `SLOT-2` The memory lasts as long as the device may access it: if a slot is at the device when the stream ends, or
+//!   when it gets other memory ([`Slots::renew`]), its memory is leaked; that of the slots which were made together is
+//!   leaked as one.
 //! - `SLOT-3` Slots do not overlap; a slot's buffers have `buffer_bytes` each, whole pages.
 
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -49,8 +50,12 @@ pub(crate) enum Kind {
 /// The slots of a stream.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// Always there, but while it is dropped.
+    /// Of the slots that were not renewed. Always there, but while it is dropped.
     memory: Option<Reservation>,
+    /// The memory of each slot that was.
+    renewed: [Option<Reservation>; SLOTS],
+    /// Whether a device may still access the place that a slot had in `memory` before it was renewed.
+    is_left: bool,
     buffer_bytes: usize,
     /// A bit for each slot that is at the device.
     at_device: u8,
@@ -66,7 +71,33 @@ impl Slots {
         let buffer_bytes = unit_bytes.next_multiple_of(PAGE_BYTES);
         let memory = Reservation::new(RECORDS_BYTES + 2 * SLOTS * buffer_bytes, PAGE_BYTES)?;
         let process = lineage::current();
-        Ok(Slots { memory: Some(memory), buffer_bytes, at_device: 0, process, touched: 0 })
+        Ok(Slots {
+            memory: Some(memory),
+            renewed: Default::default(),
+            is_left: false,
+            buffer_bytes,
+            at_device: 0,
+            process,
+            touched: 0,
+        })
+    }
+
+    /// Gives a slot that is at a device other memory, with which it is ours. The old one is left to the device for good
+    /// (SLOT-2).
+    ///
+    /// # Errors
+    ///
+    /// There is no memory: the slot is at the device as before.
+    pub(crate) fn renew(&mut self, slot: usize) -> Result<(), Errno> {
+        debug_assert!(self.is_at_device(slot));
+        let new = Reservation::new(RECORDS_BYTES + 2 * self.buffer_bytes, PAGE_BYTES)?;
+        match self.renewed[slot].replace(new) {
+            Some(old) => _ = old.leak(),
+            None => self.is_left = true,
+        }
+        self.at_device &= !(1 << slot);
+        self.touched &= !(1 << slot);
+        Ok(())
     }
 
     /// Whether these are a copy of another process's slots, made by `fork`. From now on they are this process's own,
@@ -75,13 +106,13 @@ impl Slots {
         let process = lineage::current();
         let is_copy = process != self.process;
         if is_copy {
-            (self.process, self.at_device) = (process, 0);
+            (self.process, self.at_device, self.is_left) = (process, 0, false);
         }
         is_copy
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.memory().bytes()
+        self.memory().bytes() + self.renewed.iter().flatten().map(Reservation::bytes).sum::<usize>()
     }
 
     pub(crate) fn buffer_bytes(&self) -> usize {
@@ -100,17 +131,25 @@ impl Slots {
         assert!(slot < SLOTS && !self.is_at_device(slot), "SLOT-1: slot {slot} is at the device");
     }
 
+    /// The memory that a slot is in, and its place among the slots there.
+    fn place(&self, slot: usize) -> (&Reservation, usize) {
+        self.renewed[slot].as_ref().map_or_else(|| (self.memory(), slot), |own| (own, 0))
+    }
+
     fn record(&self, slot: usize) -> *mut Record {
+        let (memory, place) = self.place(slot);
         // SAFETY: `SLOTS` records fit into the first page (asserted above).
-        unsafe { self.memory().base().as_ptr().cast::<Record>().add(slot) }
+        unsafe { memory.base().as_ptr().cast::<Record>().add(place) }
     }
 
     /// The buffers of a slot: source and destination.
     fn buffers(&self, slot: usize) -> [*mut u8; 2] {
+        let (memory, place) = self.place(slot);
         [0, 1].map(|which| {
-            let at = RECORDS_BYTES + (2 * slot + which) * self.buffer_bytes;
-            // SAFETY: `slot < SLOTS`, so it is inside of the memory's `RECORDS_BYTES + 2 * SLOTS * buffer_bytes`.
-            unsafe { self.memory().base().as_ptr().add(at) }
+            let at = RECORDS_BYTES + (2 * place + which) * self.buffer_bytes;
+            // SAFETY: the memory has `RECORDS_BYTES + 2 * SLOTS * buffer_bytes`, or those for one slot, which is the
+            // first there; so it is inside.
+            unsafe { memory.base().as_ptr().add(at) }
         })
     }
 
@@ -270,8 +309,14 @@ const DECOMPRESS: u16 = decompress::ENABLE
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        if self.at_device != 0 {
-            // SLOT-2.
+        // SLOT-2.
+        for slot in (0..SLOTS).filter(|slot| self.at_device >> slot & 1 == 1) {
+            match self.renewed[slot].take() {
+                Some(own) => _ = own.leak(),
+                None => self.is_left = true,
+            }
+        }
+        if self.is_left {
             self.memory.take().map(Reservation::leak);
         }
     }

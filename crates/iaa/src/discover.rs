@@ -7,6 +7,7 @@
 
 pub mod script;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -90,6 +91,9 @@ fn refusal(path: &Path, error: &hardware::Error) -> String {
         hardware::Error::Map(Errno::PERM) => {
             "this device is only for programs with CAP_SYS_RAWIO (INTEL-SA-01084): run this as root"
         }
+        hardware::Error::Map(Errno::NOTTY) => {
+            "remove it: the kernel makes the device when the queue is enabled"
+        }
         hardware::Error::Map(_) => "give this user read and write permission",
     };
     format!("{}: {error}; {advice}", path.display())
@@ -153,11 +157,11 @@ impl Queue {
         Queue::SETTINGS.into_iter().chain(Queue::FACTS)
     }
 
-    fn read(directory: &Path, name: String) -> Queue {
+    fn read(directory: &Path, name: String, sight: &Sight) -> Queue {
         let own = directory.join(&name);
         let link = files::link(&own.join("driver")).ok().and_then(|link| link.into_string().ok());
         let driver = link.and_then(|link| link.rsplit('/').next().map(str::to_owned));
-        let value = |attribute: &'static str| Some((attribute, read(&own, attribute)?));
+        let value = |attribute: &'static str| Some((attribute, sight.read(&own, attribute)?));
         let attributes = Queue::attributes().filter_map(value).collect();
         Queue { name, driver, attributes }
     }
@@ -174,6 +178,10 @@ impl Queue {
     ///
     /// Why not, and what to do.
     pub fn usable(&self, device: &Device, dev: &Path) -> Result<Found, Unusable> {
+        self.usable_in(&Sight::default(), device, dev)
+    }
+
+    fn usable_in(&self, sight: &Sight, device: &Device, dev: &Path) -> Result<Found, Unusable> {
         let unusable = |why| Unusable { name: self.name.clone(), why };
         let (mode, depth) = self.mode_and_depth().map_err(unusable)?;
         Ok(Found {
@@ -182,7 +190,7 @@ impl Queue {
             package: device.package.unwrap_or(0),
             mode,
             depth,
-            file: files::device_identity(&dev.join(&self.name)),
+            file: sight.file(&dev.join(&self.name)),
             path: dev.join(&self.name),
         })
     }
@@ -223,13 +231,17 @@ impl Queue {
 /// driver (`idxd`) is not loaded.
 #[must_use]
 pub fn devices(sysfs: &Path) -> Vec<Device> {
+    devices_in(&Sight::default(), sysfs)
+}
+
+fn devices_in(sight: &Sight, sysfs: &Path) -> Vec<Device> {
     let directory = sysfs.join(DEVICES);
-    let names = children(&directory);
+    let names = sight.children(&directory);
     // The numbers are those of all devices of the family; only an IAA is called so.
     let mut found: Vec<Device> = names
         .iter()
         .filter_map(|name| Some((number(name.strip_prefix("iax")?)?, name)))
-        .map(|(number, name)| device(sysfs, &directory, number, name))
+        .map(|(number, name)| device(sight, sysfs, &directory, number, name))
         .collect();
     found.sort_unstable_by_key(|device| device.number);
     for device in &mut found {
@@ -241,21 +253,21 @@ pub fn devices(sysfs: &Path) -> Vec<Device> {
             all.into_iter().map(|(_, name)| name)
         };
         let engines = of("engine").collect();
-        let queues = of("wq").map(|name| Queue::read(&directory, name)).collect();
+        let queues = of("wq").map(|name| Queue::read(&directory, name, sight)).collect();
         (device.engines, device.queues) = (engines, queues);
     }
     found
 }
 
 /// One device, without what belongs to it.
-fn device(sysfs: &Path, directory: &Path, number: usize, name: &str) -> Device {
+fn device(sight: &Sight, sysfs: &Path, directory: &Path, number: usize, name: &str) -> Device {
     let own = directory.join(name);
     Device {
         name: name.to_owned(),
         number,
-        node: read(&own, "numa_node").and_then(|node| node.parse().ok()),
-        package: package_of(sysfs, &own),
-        state: read(&own, "state").unwrap_or_default(),
+        node: sight.read(&own, "numa_node").and_then(|node| node.parse().ok()),
+        package: package_of(sight, sysfs, &own),
+        state: sight.read(&own, "state").unwrap_or_default(),
         queues: Vec::new(),
         engines: Vec::new(),
     }
@@ -264,13 +276,50 @@ fn device(sysfs: &Path, directory: &Path, number: usize, name: &str) -> Device {
 /// The queues below `sysfs` (`/sys`), in the order of their names, whose files are in `dev` (`/dev/iax`).
 #[must_use]
 pub fn queues(sysfs: &Path, dev: &Path) -> Vec<Result<Found, Unusable>> {
-    devices(sysfs).iter().flat_map(|device| device.usable(dev)).collect()
+    queues_in(&Sight::default(), sysfs, dev)
 }
 
-/// The names in a directory.
-pub(crate) fn children(directory: &Path) -> Vec<String> {
-    let names = files::names(directory).unwrap_or_default();
-    names.into_iter().filter_map(|name| name.into_string().ok()).collect()
+/// The same, as far as they can be seen.
+pub(crate) fn queues_in(sight: &Sight, sysfs: &Path, dev: &Path) -> Vec<Result<Found, Unusable>> {
+    let of = |device: &Device| -> Vec<_> {
+        device.queues.iter().map(|queue| queue.usable_in(sight, device, dev)).collect()
+    };
+    devices_in(sight, sysfs).iter().flat_map(of).collect()
+}
+
+/// One look at files of the system, and whether it has missed any. That a file is not there is seen, too; but a read
+/// that fails for another reason, as without a free descriptor or memory, says nothing of the file.
+#[derive(Debug, Default)]
+pub(crate) struct Sight {
+    has_missed: Cell<bool>,
+}
+
+impl Sight {
+    pub(crate) fn has_missed(&self) -> bool {
+        self.has_missed.get()
+    }
+
+    fn seen<T>(&self, found: Result<T, Errno>) -> Option<T> {
+        let is_absent = |error| [Errno::NOENT, Errno::NOTDIR, Errno::NODEV].contains(&error);
+        found.inspect_err(|error| self.has_missed.set(self.has_missed() || !is_absent(*error))).ok()
+    }
+
+    /// The names in a directory.
+    pub(crate) fn children(&self, directory: &Path) -> Vec<String> {
+        let names = self.seen(files::names(directory)).unwrap_or_default();
+        names.into_iter().filter_map(|name| name.into_string().ok()).collect()
+    }
+
+    /// What tells a queue's file from another one; `None` if there is none.
+    pub(crate) fn file(&self, path: &Path) -> Option<[u64; 2]> {
+        self.seen(files::device_identity(path))
+    }
+
+    /// An attribute without the space around it.
+    pub(crate) fn read(&self, directory: &Path, attribute: &str) -> Option<String> {
+        let text = files::read_whole(directory.join(attribute), ATTRIBUTE_BYTES_MAX);
+        String::from_utf8(self.seen(text)?).ok().map(|text| text.trim().to_owned())
+    }
 }
 
 /// A number as the kernel writes it in a name: `01` and `+1` are none.
@@ -281,23 +330,22 @@ fn number(text: &str) -> Option<usize> {
 /// The most bytes of an attribute, by the rules of sysfs.
 const ATTRIBUTE_BYTES_MAX: usize = 4096;
 
-/// An attribute without the space around it.
+/// An attribute without the space around it; `None` if it cannot be read, for whatever reason.
 pub(crate) fn read(directory: &Path, attribute: &str) -> Option<String> {
-    let text = files::read_whole(directory.join(attribute), ATTRIBUTE_BYTES_MAX).ok()?;
-    String::from_utf8(text).ok().map(|text| text.trim().to_owned())
+    Sight::default().read(directory, attribute)
 }
 
 /// The package of the first CPU of the device's node. A package may have several nodes.
-fn package_of(sysfs: &Path, device: &Path) -> Option<usize> {
-    let node = read(device, "numa_node")?;
-    let cpus = read(&sysfs.join(format!("devices/system/node/node{node}")), "cpulist")?;
+fn package_of(sight: &Sight, sysfs: &Path, device: &Path) -> Option<usize> {
+    let node = sight.read(device, "numa_node")?;
+    let cpus = sight.read(&sysfs.join(format!("devices/system/node/node{node}")), "cpulist")?;
     let first = cpus.split(['-', ',']).next()?.parse().ok()?;
-    package(sysfs, first)
+    package(sight, sysfs, first)
 }
 
-fn package(sysfs: &Path, cpu: usize) -> Option<usize> {
+fn package(sight: &Sight, sysfs: &Path, cpu: usize) -> Option<usize> {
     let topology = sysfs.join(format!("devices/system/cpu/cpu{cpu}/topology"));
-    read(&topology, "physical_package_id")?.parse().ok()
+    sight.read(&topology, "physical_package_id")?.parse().ok()
 }
 
 /// The package of each CPU, 0 where the system does not say.
@@ -305,7 +353,8 @@ fn package(sysfs: &Path, cpu: usize) -> Option<usize> {
 pub fn packages(sysfs: &Path) -> Vec<usize> {
     let cpus = sysfs.join("devices/system/cpu");
     let exists = |cpu: &usize| files::exists(&cpus.join(format!("cpu{cpu}")));
-    (0..).take_while(exists).map(|cpu| package(sysfs, cpu).unwrap_or(0)).collect()
+    let sight = Sight::default();
+    (0..).take_while(exists).map(|cpu| package(&sight, sysfs, cpu).unwrap_or(0)).collect()
 }
 
 #[cfg(test)]
@@ -357,6 +406,10 @@ mod tests {
         for (error, advice) in [
             (hardware::Error::Map(Errno::ACCESS), "give this user read and write permission"),
             (hardware::Error::Map(Errno::PERM), "(INTEL-SA-01084): run this as root"),
+            (
+                hardware::Error::Map(Errno::NOTTY),
+                "it is no character device; remove it: the kernel makes the device when the queue is enabled",
+            ),
             (hardware::Error::Map(Errno::BUSY), "run 'zfolio iaa setup --mode shared' as root"),
             (hardware::Error::Instruction(Mode::Shared), "no processor with the device lacks it"),
         ] {

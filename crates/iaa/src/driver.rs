@@ -120,6 +120,11 @@ impl Driver {
         names
     }
 
+    /// How many queues more it can use.
+    pub(crate) fn room(&self) -> usize {
+        self.queues.room()
+    }
+
     /// Drops the queues of devices that are gone, and spreads the CPUs over the others.
     pub fn refresh(&self) {
         self.change(|_| Fate::Stays);

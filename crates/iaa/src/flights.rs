@@ -8,13 +8,14 @@
 //!             `---- page fault, or verify --'
 //! ```
 //!
-//! Nothing here allocates. Each [`Flights::poll`] takes a job one step further if it can go, and does not wait;
-//! [`Flights::pause`] does, for a moment.
+//! Nothing here allocates; only a slot that was lost to a device which is gone gets other memory, by `mmap`. Each
+//! [`Flights::poll`] takes a job one step further if it can go, and does not wait; [`Flights::pause`] does, for a
+//! moment.
 //!
 //! # Invariants
 //!
 //! - `FLIGHT-1` A flight at the device has a ticket. A lost slot keeps its ticket, so its queue stays, and a
-//!   dedicated queue is not overrun.
+//!   dedicated queue is not overrun; unless the system has disabled the queue, whose portal leads nowhere then.
 
 use std::sync::Arc;
 
@@ -48,8 +49,9 @@ struct Flight {
     lengths: [usize; 2],
     /// Where it is; `None` while it waits for room.
     ticket: Option<Ticket>,
-    /// Tries for room, polls, and page faults.
+    /// Tries for room, of a compression and of its verification each.
     tries: Tries,
+    /// Polls and page faults, of the whole job.
     polls: u32,
     faults: usize,
     /// The compression that is being verified.
@@ -101,6 +103,9 @@ impl Flights {
         debug_assert!(self.flights.iter().all(Option::is_none), "a batch is under way");
         self.has_devices = self.driver.is_ours();
         self.recover();
+        if self.lost.iter().any(Option::is_some) {
+            self.renew();
+        }
     }
 
     /// In a child of `fork`: what the parent has at devices, or has given up, is the parent's alone. If a batch is
@@ -126,24 +131,26 @@ impl Flights {
                 self.count(Count::LateRecords, 1);
             }
         }
-        if self.lost.iter().any(Option::is_some) {
-            self.renew();
-        }
     }
 
-    /// Replaces all slots, if some of them are with devices that were disabled, which will hardly answer any more. The
-    /// old ones are leaked, and their tickets stay out, so this is done only if all that are lost are with queues that
-    /// are closed, and another one may be open: once for each time that a device is disabled.
+    /// Gives other memory to the slots that are lost to devices which will hardly answer any more. The old memory is
+    /// leaked, once for each job that such a device has forgotten.
+    ///
+    /// Where the system has disabled the queue the ticket goes back: with it out, the queue would keep its place in the
+    /// table for ever. At a queue that is only closed the ticket stays out, and there a slot is renewed only if another
+    /// queue may be open.
     #[cold]
     fn renew(&mut self) {
         let queues = &self.driver.queues;
-        let is_gone = |ticket: &Ticket| !queues.is_open(ticket);
         let has_another = [Direction::Compress, Direction::Decompress]
             .iter()
             .any(|direction| queues.has_any(self.cpu, *direction));
-        if has_another && self.lost.iter().flatten().all(is_gone) {
-            if let Ok(slots) = Slots::new(self.slots.buffer_bytes()) {
-                (self.slots, self.lost, self.taken) = (slots, Default::default(), 0);
+        for slot in 0..SLOTS {
+            let Some(ticket) = &self.lost[slot] else { continue };
+            let is_hopeless = queues.is_gone(ticket) || (has_another && !queues.is_open(ticket));
+            if is_hopeless && self.slots.renew(slot).is_ok() {
+                self.lost[slot].take().into_iter().for_each(|ticket| queues.abandon(ticket));
+                self.taken &= !(1 << slot);
             }
         }
     }
@@ -284,7 +291,7 @@ impl Flights {
                 self.count(calls, 1);
                 queues.count_wq(&ticket, wq_calls, 1);
                 queues.count_wq(&ticket, wq_bytes, flight.lengths[0]);
-                (flight.ticket, flight.polls) = (Some(ticket), 0);
+                flight.ticket = Some(ticket);
                 Ok(())
             }
             Submitted::Full => {
@@ -400,7 +407,8 @@ impl Flights {
             self.note(Failure::PageFault);
             return Err(Failure::PageFault);
         }
-        flight.tries = Tries::default();
+        // Tries and polls go on from where they were: a device that answers so at the last moment, again and again,
+        // holds the job up no longer than one that never answers.
         self.depart(flight).map(|()| None)
     }
 }
@@ -412,6 +420,10 @@ impl Drop for Flights {
         }
         // What the device has answered by now need not be leaked.
         self.recover();
+        let flying = self.flights.iter_mut().flatten().map(|flight| &mut flight.ticket);
+        for ticket in flying.chain(&mut self.lost).filter_map(Option::take) {
+            self.driver.queues.abandon(ticket);
+        }
     }
 }
 

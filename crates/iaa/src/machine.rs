@@ -7,9 +7,11 @@
 //! # Invariants
 //!
 //! - `MACH-1` A queue is forgotten only if sysfs says that it is not what was opened. Where sysfs cannot be read at
-//!   all, as after `chroot`, nothing is concluded.
+//!   all, as after `chroot`, nothing is concluded; nor where a read fails for another reason than that the file is not
+//!   there, as without a free descriptor.
 //! - `MACH-2` A look opens files only where the thread's system calls are filtered as they were when the queues were
-//!   opened first: a filter (seccomp) that was set up later may end the process for it.
+//!   opened first: a filter (seccomp) that was set up later may end the process for it. How they are filtered is read
+//!   from `/proc`, whatever a filter says to that.
 //!
 //! # Concurrency
 //!
@@ -23,14 +25,14 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use zfolio_core::sync::{Guard, Mutex};
 use zfolio_sys::{files, process};
 
-use crate::discover::{self, ADVICE, DEVICES, Found, Unusable};
+use crate::discover::{self, ADVICE, DEVICES, Found, Sight, Unusable};
 use crate::driver::{Driver, WorkQueue};
-use crate::queues::QUEUES_MAX;
+use crate::queues::{QUEUES_MAX, Refused};
 use crate::settings::Settings;
 use crate::setup::NO_DEVICE;
 
@@ -54,6 +56,8 @@ pub(crate) struct Machine {
     due_ns: AtomicU64,
     /// The filters of MACH-2; [`NO_FILTERS`]: their number cannot be read.
     filters: AtomicU32,
+    /// Whether it was said that jobs which were never answered leave no room for a queue.
+    is_told: AtomicBool,
     known: Mutex<RANK_MACHINE, Known>,
 }
 
@@ -94,12 +98,19 @@ impl Machine {
             open,
             due_ns: AtomicU64::new(0),
             filters: AtomicU32::new(NO_FILTERS),
+            is_told: AtomicBool::new(false),
             known: Mutex::new(Known::default()),
         };
         machine.note_filters();
         let mut known = machine.known.lock();
-        known.glance = machine.glance(&known);
-        let unusable = machine.follow(&mut known);
+        // What cannot be read is seen by a later look.
+        let sight = Sight::default();
+        known.glance = machine.glance(&sight, &known);
+        let found = discover::queues_in(&sight, sysfs, dev);
+        if sight.has_missed() {
+            known.glance.clear();
+        }
+        let unusable = machine.follow(&mut known, found);
         let found = machine.why_none(&known, unusable);
         drop(known);
         (machine, found)
@@ -136,14 +147,21 @@ impl Machine {
         }
         let mut known = self.known.lock();
         // Before all is read: what changes meanwhile is seen by the next glance.
-        let glance = self.glance(&known);
+        let sight = Sight::default();
+        let glance = self.glance(&sight, &known);
+        if sight.has_missed() {
+            return;
+        }
         if glance == known.glance {
-            // A queue that another program had may be free now, and the last job of one that left may have ended.
-            self.open_closed(&known);
+            // The last job of a queue that left may have ended, and one that another program had may be free now.
             self.driver.refresh();
+            self.open_closed(&known);
         } else if self.is_readable() {
-            known.glance = glance;
-            self.follow(&mut known);
+            let found = discover::queues_in(&sight, &self.sysfs, &self.dev);
+            if !sight.has_missed() {
+                known.glance = glance;
+                self.follow(&mut known, found);
+            }
         }
     }
 
@@ -153,25 +171,30 @@ impl Machine {
     }
 
     /// The queues that have files, and those that are known.
-    fn glance(&self, known: &Known) -> Vec<Glance> {
-        let listed = discover::children(&self.dev);
+    fn glance(&self, sight: &Sight, known: &Known) -> Vec<Glance> {
+        let listed = sight.children(&self.dev);
         let known = known.usable.iter().map(|found| found.name.clone());
         let mut names: Vec<String> = listed.into_iter().chain(known).collect();
         names.sort_unstable();
         names.dedup();
         let devices = self.sysfs.join(DEVICES);
         let look = |name: String| {
-            let file = files::device_identity(&self.dev.join(&name));
-            let state = discover::read(&devices.join(&name), "state");
+            let file = sight.file(&self.dev.join(&name));
+            let state = sight.read(&devices.join(&name), "state");
             (name, file, state)
         };
         names.into_iter().map(look).collect()
     }
 
-    /// Reads all of sysfs, forgets what is gone and opens what has come. Returns the first queue that cannot be used.
-    fn follow(&self, known: &mut Held<'_>) -> Option<Unusable> {
+    /// Forgets what is gone, by what was found in all of sysfs, and opens what has come. Returns the first queue that
+    /// cannot be used.
+    fn follow(
+        &self,
+        known: &mut Held<'_>,
+        found: Vec<Result<Found, Unusable>>,
+    ) -> Option<Unusable> {
         let (mut usable, mut unusable) = (Vec::new(), None);
-        for queue in discover::queues(&self.sysfs, &self.dev) {
+        for queue in found {
             match queue {
                 Ok(found) => usable.push(found),
                 Err(refused) => _ = unusable.get_or_insert(refused),
@@ -189,9 +212,14 @@ impl Machine {
     /// Opens all that may be used and is not open. Returns the last one that cannot be opened.
     fn open_closed(&self, known: &Known) -> Option<Unusable> {
         let open = self.driver.open_queues();
+        let room = self.driver.room();
         let (mut opened, mut unusable) = (Vec::new(), None);
         for found in known.usable.iter().filter(|found| !open.contains(&found.name)) {
-            if open.len() + opened.len() == QUEUES_MAX {
+            // Before it is mapped: it would be unmapped again, at each look.
+            if opened.len() >= room {
+                if open.len() + opened.len() < QUEUES_MAX {
+                    self.tell_of_no_room(found);
+                }
                 break;
             }
             match (self.open)(found) {
@@ -200,10 +228,21 @@ impl Machine {
             }
         }
         if !opened.is_empty() {
-            // One that is refused is closed again, and tried at the next look: its last job is under way.
+            // There is room, and no name is in use: those that are gone were forgotten.
             self.driver.add(opened).ok();
         }
         unusable
+    }
+
+    /// Says once why the accelerator is used less than it could be.
+    #[cold]
+    fn tell_of_no_room(&self, found: &Found) {
+        if !self.is_told.swap(true, Relaxed) {
+            let refused = Refused::TooMany { name: found.name.clone() };
+            files::tell_program(&format!(
+                "zfolio: --accelerate iaa: {refused}, with those whose jobs were never answered\n"
+            ));
+        }
     }
 
     /// In a child of `fork`: opens all queues that the parent knew, for the child. Another process's dedicated queue

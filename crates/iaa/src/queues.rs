@@ -13,9 +13,10 @@
 //!
 //! # Concurrency
 //!
-//! `state` of a cell: bit 63 open, bits 32 to 62 the depth, bits 0 to 31 the count. Who wants a ticket adds one, and
-//! takes it back if the word was closed or full; so the count of a closed cell may be above zero for a moment, and only
-//! `control` opens a cell. `make loom` tries every order.
+//! `state` of a cell: bit 63 open, bit 62 gone ([`Fate::IsGone`]), bits 32 to 61 the depth, bits 0 to 31 the count. Who
+//! wants a ticket adds one, and takes it back if the word was closed or full; so the count of a closed cell may be
+//! above zero for a moment, and only `control` opens a cell. A cell is never open and gone. `make loom` tries every
+//! order.
 
 use std::fmt;
 // Not loom's: a figure means nothing to any other word, and each would multiply the orders of steps.
@@ -39,8 +40,12 @@ pub const QUEUES_MAX: usize = 64;
 pub const RANK_CONTROL: u8 = 42;
 
 const OPEN: u64 = 1 << 63;
+const GONE: u64 = 1 << 62;
 const DEPTH_SHIFT: u32 = 32;
+const DEPTH_MAX: u64 = (1 << 30) - 1;
 const COUNT: u64 = (1 << DEPTH_SHIFT) - 1;
+
+const _: () = assert!((DEPTH_MAX << DEPTH_SHIFT) & (OPEN | GONE | COUNT) == 0);
 
 /// What a queue is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +91,8 @@ pub enum NoTicket {
 #[derive(Debug)]
 struct Cell {
     state: AtomicU64,
+    /// How many of the tickets nobody has any more.
+    abandoned: AtomicU32,
     /// QUEUE-1.
     queue: Shared<Option<Queue>>,
     counts: [Figure; WQ_COUNTS],
@@ -110,7 +117,8 @@ pub(crate) enum Fate {
     /// It is used no more. Its name is free when its last job has ended.
     Leaves,
     /// The same, and the system has disabled it: one of the same name is another queue, with none of its jobs. So the
-    /// name is free at once, though a job may never end.
+    /// name is free at once, though a job may never end. Whoever has lost such a job need not keep its ticket: the
+    /// portal leads nowhere.
     IsGone,
 }
 
@@ -168,15 +176,11 @@ pub(crate) struct Queues {
 
 /// Which cells have a queue, a bit each.
 #[derive(Debug, Default)]
-struct Taken {
-    all: u64,
-    /// Those whose queue the system has disabled ([`Fate::IsGone`]).
-    gone: u64,
-}
+struct Taken(u64);
 
 impl Taken {
     fn has(&self, index: usize) -> bool {
-        self.all >> index & 1 == 1
+        self.0 >> index & 1 == 1
     }
 }
 
@@ -188,6 +192,7 @@ impl Queues {
         let none = |_| Figure::new(0);
         let cell = |_| Cell {
             state: AtomicU64::new(0),
+            abandoned: AtomicU32::new(0),
             queue: Shared::new(None),
             counts: std::array::from_fn(none),
         };
@@ -261,6 +266,18 @@ impl Queues {
         self.cell(ticket).state.load(Ordering::Relaxed) & OPEN != 0
     }
 
+    /// Whether the system has disabled the queue of a ticket: a job that was lost there needs its ticket no more.
+    pub(crate) fn is_gone(&self, ticket: &Ticket) -> bool {
+        // Relaxed: the bit says nothing of any other word. While the ticket is out it is set once and never cleared.
+        self.cell(ticket).state.load(Ordering::Relaxed) & GONE != 0
+    }
+
+    /// How many queues more there is room for.
+    pub(crate) fn room(&self) -> usize {
+        let taken = self.control.lock();
+        (0..self.cells.len()).filter(|index| !taken.has(*index)).count()
+    }
+
     /// Gives `use_it` the portal of a ticket.
     pub(crate) fn with_portal<R>(
         &self,
@@ -280,6 +297,17 @@ impl Queues {
         // Release: pairs with the Acquire of `sweep`: what this thread did with the portal is over.
         let before = self.cell(&ticket).state.fetch_sub(1, Ordering::Release);
         debug_assert!(before & COUNT > 0, "a ticket was given back twice");
+    }
+
+    /// The job of this ticket was lost, and nobody looks for its end any more. The ticket stays out until the system
+    /// has disabled its queue, or goes back at once if it has.
+    pub(crate) fn abandon(&self, ticket: Ticket) {
+        if self.is_gone(&ticket) {
+            return self.give_back(ticket);
+        }
+        // Release: pairs with the Acquire of `sweep`, as in `give_back`. If it becomes gone meanwhile, the next sweep
+        // sees this.
+        self.cell(&ticket).abandoned.fetch_add(1, Ordering::Release);
     }
 
     /// Adds to the figures of a ticket's queue, and to those of `cpu`.
@@ -304,7 +332,7 @@ impl Queues {
 
     fn close_cell(&self, index: usize) {
         // Relaxed: it only takes something away.
-        let before = self.cells[index].state.fetch_and(COUNT, Ordering::Relaxed);
+        let before = self.cells[index].state.fetch_and(COUNT | GONE, Ordering::Relaxed);
         if before & OPEN != 0 {
             self.count(0, Count::WqRemoved, 1);
         }
@@ -320,7 +348,9 @@ impl Queues {
             // SAFETY: `control` is held, and only who holds it replaces a queue (QUEUE-1).
             unsafe { self.cells[index].queue.with(other) }
         };
-        let has_name = |index: &usize| taken.has(*index) && taken.gone >> index & 1 == 0;
+        // Relaxed: only who holds `control` sets the bit, or clears it.
+        let is_gone = |index: usize| self.cells[index].state.load(Ordering::Relaxed) & GONE != 0;
+        let has_name = |index: &usize| taken.has(*index) && !is_gone(*index);
         if (0..self.cells.len()).filter(has_name).any(is_same) {
             return Err(Refused::InUse { name: name() });
         }
@@ -331,9 +361,9 @@ impl Queues {
         // SAFETY: `control` is held; and `taken` says that the cell has been closed since it was swept or made, so no
         // ticket is out (QUEUE-1, QUEUE-2).
         unsafe { cell.queue.replace(Some(queue)) };
-        taken.all |= 1 << index;
+        taken.0 |= 1 << index;
         self.count(0, Count::WqAdded, 1);
-        let depth = u64::from(depth.min(i32::MAX.unsigned_abs())) << DEPTH_SHIFT;
+        let depth = u64::from(depth).min(DEPTH_MAX) << DEPTH_SHIFT;
         // Release: pairs with the Acquire of `ticket`. An addition, since somebody may have counted himself for a
         // moment.
         cell.state.fetch_add(OPEN | depth, Ordering::Release);
@@ -361,18 +391,25 @@ impl Queues {
                 self.close_cell(index);
             }
             if fate == Fate::IsGone {
-                taken.gone |= 1 << index;
+                // Relaxed: as in `is_gone`.
+                cell.state.fetch_or(GONE, Ordering::Relaxed);
             }
             // Acquire: pairs with the Release of `give_back`.
-            let state = cell.state.load(Ordering::Acquire);
+            let mut state = cell.state.load(Ordering::Acquire);
+            if state & GONE != 0 {
+                // Acquire: pairs with the Release of `abandon`.
+                let abandoned = u64::from(cell.abandoned.swap(0, Ordering::Acquire));
+                state = cell.state.fetch_sub(abandoned, Ordering::Acquire) - abandoned;
+            }
             if state & OPEN != 0 {
                 open.push(placed);
-            } else if state == 0 {
+            } else if state & COUNT == 0 {
                 // SAFETY: `control` is held, and the cell is closed and without a ticket; none will be given out, since
                 // only who holds `control` opens it (QUEUE-1, QUEUE-2).
                 drop(unsafe { cell.queue.replace(None) });
-                taken.all &= !(1 << index);
-                taken.gone &= !(1 << index);
+                taken.0 &= !(1 << index);
+                // Relaxed: `install` publishes the cell.
+                cell.state.fetch_and(!GONE, Ordering::Relaxed);
             }
         }
         open

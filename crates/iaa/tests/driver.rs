@@ -14,7 +14,7 @@ use zfolio_core::zcomp::{
 };
 use zfolio_iaa::layout::status;
 use zfolio_iaa::model::{Faults, Model, Setup};
-use zfolio_iaa::queues::Refused;
+use zfolio_iaa::queues::{QUEUES_MAX, Refused};
 use zfolio_iaa::{Codes, Iaa, Settings, WhenBusy};
 use zfolio_sys::testing::in_child;
 
@@ -556,8 +556,65 @@ fn a_stream_is_used_again_when_its_device_is_back() {
         assert!(come_back(&mut streams, &units, || {}));
         assert_eq!((by_software(&world), back.counts().accepted), ((24, 24), 16 * round));
     }
-    // What was never answered has its memory still.
-    assert_eq!(world.driver.driver_stats().in_flight, 16);
+    // What was never answered has its memory still, but no place at a queue that is gone.
+    assert_eq!(world.driver.driver_stats().in_flight, 0);
+}
+
+/// Goal: however often a device is reset with jobs in it, its queue has a place again. Once each reset used up a place
+/// of the table, and after 64 of them there was no accelerator any more. Method: a device that never answers, more
+/// often than there are places, by streams that last, and by streams that end before the reset and after it.
+#[test]
+fn resets_use_up_no_places() {
+    let world = World::new(quick(), &[]);
+    let units = units(8);
+    let streams = || (world.compressor(Codes::Fixed, UNIT), world.decompressor(UNIT));
+    for lasts in [Some(true), Some(false), None] {
+        let mut kept = streams();
+        for round in 0..=QUEUES_MAX {
+            let device = Model::new(setup(Faults { never: ALWAYS, ..Faults::default() }));
+            let added = world.driver.add([queue(1, 128, &device)]);
+            assert_eq!(added, Ok(()), "{lasts:?}, reset {round}");
+            assert!(come_back(&mut kept, &units, || {}));
+            assert!(device.counts().accepted > 0, "{lasts:?}, reset {round}: it is not used");
+            if lasts == Some(false) {
+                kept = streams();
+            }
+            world.driver.forget(&["wq1.0".to_owned()]);
+            if lasts.is_none() {
+                kept = streams();
+            }
+        }
+    }
+}
+
+/// Goal: a slot that is lost at a queue in use keeps no other slot from being used again.
+#[test]
+fn slots_are_renewed_one_by_one() {
+    let never = setup(Faults { never: ALWAYS, ..Faults::default() });
+    let world = World::new(quick(), std::slice::from_ref(&never));
+    let units = units(7);
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    compress_one(&mut *stream, &units[0]);
+    let sound = world.models[0].clone();
+    sound.set_faults(Faults::default());
+    let lossy = Model::new(never);
+    world.driver.add([queue(3, 128, &lossy)]).expect("there is room");
+    let mut batch = || {
+        let before = sound.counts().accepted;
+        let mut dests = vec![vec![0; UNIT]; 7];
+        let answers = compress(&mut *stream, &units, &mut dests, || {});
+        assert!(answers.iter().all(|answer| matches!(answer, Answer::Compressed(_))));
+        sound.counts().accepted - before
+    };
+    let mut rounds = 0;
+    while batch() > 0 {
+        rounds += 1;
+        assert!(rounds < 20, "the other device takes its part");
+    }
+    assert_eq!(lossy.counts().accepted, 7, "all slots are lost, one of them at the first device");
+    world.driver.forget(&["wq3.0".to_owned()]);
+    assert_eq!([batch(), batch()], [7, 7]);
+    assert_eq!(world.driver.driver_stats().in_flight, 1);
 }
 
 /// Goal: a child of `fork` gives nothing to the parent's devices, not even a slot that the parent has given up;

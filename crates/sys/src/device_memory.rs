@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::ptr::NonNull;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -30,9 +30,14 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// Those of `open` and `mmap`.
+    /// Those of `open` and `mmap`; `NOTTY`: it is no character device. An ordinary file would take orders that nobody
+    /// carries out.
     pub fn open(path: &Path) -> Result<DeviceMemory, Errno> {
         let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        if kind != FileType::CharacterDevice {
+            return Err(Errno::NOTTY);
+        }
         DeviceMemory::map(&file, 0, PAGE_BYTES, ProtFlags::WRITE)
     }
 
@@ -77,5 +82,26 @@ impl Drop for DeviceMemory {
         // SAFETY: the mapping belongs to this value, and nobody has a reference into it.
         let gone = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert!(gone.is_ok(), "munmap of our own mapping failed: {gone:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use rustix::io::Errno;
+
+    use super::DeviceMemory;
+    use crate::map::PAGE_BYTES;
+
+    /// Goal: what takes orders is a device, and no file that lies in its place.
+    #[test]
+    fn only_a_character_device_is_mapped() {
+        let path = std::env::temp_dir().join(format!("zfolio-device-{}", crate::process::id()));
+        std::fs::write(&path, [0; PAGE_BYTES]).unwrap();
+        assert_eq!(DeviceMemory::open(&path).err(), Some(Errno::NOTTY));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(DeviceMemory::open(&path).err(), Some(Errno::NOENT));
+        assert_eq!(DeviceMemory::open(Path::new("/dev/zero")).unwrap().bytes(), PAGE_BYTES);
     }
 }

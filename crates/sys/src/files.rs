@@ -110,11 +110,13 @@ pub fn exists(path: &Path) -> bool {
     rustix::fs::access(path, Access::EXISTS).is_ok()
 }
 
-/// What tells the device file at `path` from one that is made there later: its inode and the device. `None` if it
-/// cannot be looked at.
-#[must_use]
-pub fn device_identity(path: &Path) -> Option<[u64; 2]> {
-    rustix::fs::stat(path).ok().map(|stat| [stat.st_ino, stat.st_rdev])
+/// What tells the device file at `path` from one that is made there later: its inode and the device.
+///
+/// # Errors
+///
+/// Those of `stat`: it cannot be looked at.
+pub fn device_identity(path: &Path) -> Result<[u64; 2], Errno> {
+    rustix::fs::stat(path).map(|stat| [stat.st_ino, stat.st_rdev])
 }
 
 /// Reads a whole file, of at most `bytes_max` bytes.

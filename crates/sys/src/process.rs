@@ -1,5 +1,6 @@
 //! What the kernel says about this process.
 
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::io::Errno;
@@ -135,13 +136,44 @@ pub fn lock_memory() -> Result<(), Errno> {
 
 /// Whether this thread has a capability, by its number. False if `/proc` is not mounted.
 fn has_capability(number: u32) -> bool {
-    let mut text = [0_u8; 4096];
-    let length = crate::files::read_small(c"/proc/thread-self/status", &mut text).unwrap_or(0);
-    let mut lines = text[..length].split(|byte| *byte == b'\n');
-    let effective = lines.find_map(|line| line.strip_prefix(b"CapEff:"));
-    let effective = effective.and_then(|text| std::str::from_utf8(text.trim_ascii()).ok());
-    let effective = effective.and_then(|text| u64::from_str_radix(text, 16).ok());
+    let effective = number_of(c"/proc/thread-self/status", b"CapEff:", 16);
     effective.is_some_and(|set| set >> number & 1 == 1)
+}
+
+/// The most bytes of a name and a number in a file of `/proc`.
+const LINE_BYTES_MAX: usize = 64;
+
+/// The number in the line of a file in `/proc` that begins with `name`, however long the file is: a thread may be in
+/// 65536 groups, which are named in one line. Nothing is allocated. `None` if that cannot be read.
+fn number_of(path: &CStr, name: &[u8], radix: u32) -> Option<u64> {
+    let file = crate::files::open_read(path).ok()?;
+    let mut text = [0_u8; 4096];
+    // Bytes in `text` that were read before: what may be the beginning of the line.
+    let mut kept = 0;
+    loop {
+        let more = match rustix::io::read(&file, &mut text[kept..]) {
+            Err(Errno::INTR) => continue,
+            more => more.ok()?,
+        };
+        let length = kept + more;
+        let mut lines = text[..length].split(|byte| *byte == b'\n');
+        // What follows the last end of a line has more bytes to come, unless this is the end of the file.
+        let last = if more > 0 { lines.next_back() } else { None }.unwrap_or_default().len();
+        if let Some(number) = lines.find_map(|line| line.strip_prefix(name)) {
+            let number = std::str::from_utf8(number.trim_ascii()).ok()?;
+            return u64::from_str_radix(number, radix).ok();
+        }
+        if more == 0 {
+            return None;
+        }
+        if last <= LINE_BYTES_MAX {
+            text.copy_within(length - last..length, 0);
+            kept = last;
+        } else {
+            // The rest of a longer line: no name begins there.
+            (text[0], kept) = (b' ', 1);
+        }
+    }
 }
 
 /// Tells the kernel that the calling thread serves a block device: memory that the kernel allocates for it is not freed
@@ -188,11 +220,8 @@ pub fn is_filtered() -> bool {
 /// can be taken away.
 #[must_use]
 pub fn filters() -> Option<u32> {
-    let mut status = [0_u8; 4096];
-    let length = crate::files::read_small(c"/proc/thread-self/status", &mut status).unwrap_or(0);
-    let mut lines = status[..length].split(|byte| *byte == b'\n');
-    let count = lines.find_map(|line| line.strip_prefix(b"Seccomp_filters:"))?;
-    std::str::from_utf8(count.trim_ascii()).ok()?.parse().ok()
+    let count = number_of(c"/proc/thread-self/status", b"Seccomp_filters:", 10)?;
+    u32::try_from(count).ok()
 }
 
 /// This process's name, as in `/proc/PID/comm`; `?` if that cannot be read.
@@ -226,8 +255,47 @@ pub fn abort_now(status: i32) -> ! {
 
 #[cfg(test)]
 mod tests {
-    use super::ResidentMeter;
+    use super::{ResidentMeter, filters, has_capability, number_of};
+    use std::ffi::CString;
     use std::os::fd::AsFd;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    /// Goal: a line is found wherever it is, also behind a long one, and only from its beginning on. Method: files in
+    /// which it crosses the end of each piece that is read.
+    #[test]
+    fn a_line_is_found_behind_any_number_of_groups() {
+        let path = std::env::temp_dir().join(format!("zfolio-status-{}", super::id()));
+        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+        let number = |text: &str, name: &[u8], radix| {
+            std::fs::write(&path, text).unwrap();
+            number_of(&CString::new(path.as_os_str().as_bytes()).unwrap(), name, radix)
+        };
+        for groups in (0..20).chain(3950..4150).chain(8000..8200) {
+            let groups = "7".repeat(groups);
+            let text = format!("Name:\tx\nGroups:\t{groups}Here:9 \nCap:\t00ff\nFilters:\t12\n");
+            assert_eq!(number(&text, b"Filters:", 10), Some(12), "{}", groups.len());
+            assert_eq!(number(text.trim_end(), b"Filters:", 10), Some(12), "{}", groups.len());
+            assert_eq!(number(&text, b"Cap:", 16), Some(255), "{}", groups.len());
+            assert_eq!(number(&text, b"Here:", 10), None, "{}", groups.len());
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(number_of(&name, b"Filters:", 10), None);
+    }
+
+    /// Goal: how this thread is filtered, and what it may do, is read also if it is in many groups.
+    #[test]
+    fn many_groups_hide_nothing() {
+        assert!(crate::testing::in_child(|| {
+            let before = (filters(), has_capability(6));
+            let groups: Vec<libc::gid_t> = (1_000_000..1_002_000).collect();
+            // SAFETY: so many numbers are there.
+            let answer = unsafe { libc::setgroups(groups.len(), groups.as_ptr()) };
+            // CAP_SETGID is number 6; without it there is nothing to see.
+            (answer == 0) == before.1
+                && before.0.is_some()
+                && (filters(), has_capability(6)) == before
+        }));
+    }
 
     /// 8 MiB of a file in memory (shared memory), and of one on disk, each page touched; in a process of its own, in
     /// which no other test touches memory.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::Flights;
 use crate::completion::{Kind, Slots};
 use crate::driver::{Driver, WorkQueue};
-use crate::model::{Model, Setup};
+use crate::failure::Failure;
+use crate::model::{Faults, Model, Setup};
 use crate::settings::Settings;
 
 const UNIT: [u8; 4096] = [0; 4096];
@@ -15,8 +16,12 @@ const POLLS: u32 = 71;
 
 /// So many jobs, begun at a device that does one at each step.
 fn begun(jobs: usize, depth: u32) -> (Flights, Model) {
-    let device = Model::new(Setup { is_stepped: true, ..Setup::default() });
-    let driver = Arc::new(Driver::new(Settings::default(), vec![0]));
+    begun_at(Settings::default(), Faults::default(), jobs, depth)
+}
+
+fn begun_at(settings: Settings, faults: Faults, jobs: usize, depth: u32) -> (Flights, Model) {
+    let device = Model::new(Setup { is_stepped: true, faults, ..Setup::default() });
+    let driver = Arc::new(Driver::new(settings, vec![0]));
     let portal = Box::new(device.clone());
     let queue = WorkQueue { name: "wq1.0".to_owned(), device: 1, package: 0, depth, portal };
     driver.add([queue]).unwrap();
@@ -70,4 +75,28 @@ fn room_is_asked_for_without_a_wait() {
         assert!(matches!(flights.poll(job), Some(Ok(_))));
         flights.end(job, &mut []);
     }
+}
+
+/// Goal: a device that answers with a page fault at the last moment, each time, holds a job up no longer than one that
+/// never answers.
+#[test]
+fn a_job_has_its_polls_once_however_often_pages_are_missing() {
+    let settings = Settings { polls_max: 50, ..Settings::default() };
+    let faults = Faults { page: u16::MAX, ..Faults::default() };
+    let (mut flights, device) = begun_at(settings, faults, 1, 128);
+    let mut polled = 0;
+    let failure = loop {
+        // Each record comes when half of the polls are over; the first one of them is in time.
+        if polled % 25 == 24 {
+            assert!(device.step());
+        }
+        polled += 1;
+        if let Some(Err(failure)) = flights.poll(0) {
+            break failure;
+        }
+        assert!(polled < 1000, "it goes on and on");
+    };
+    assert_eq!(failure, Failure::Timeout);
+    assert!((50..=52).contains(&polled), "{polled}");
+    assert!(device.counts().faults[0] > 0, "a page was missing");
 }

@@ -76,6 +76,30 @@ fn loom_a_queue_is_back_under_a_submitter() {
     });
 }
 
+/// Goal: a job is given up while its queue is disabled: its ticket goes back, now or by the next sweep, and the place
+/// is free for another queue.
+#[test]
+fn loom_a_lost_job_keeps_no_place() {
+    loom::model(|| {
+        let queues = world(1);
+        let ticket = queues.next(0, Direction::Compress).expect("it is open");
+        let other = {
+            let queues = Arc::clone(&queues);
+            thread::spawn(move || {
+                queues.with_portal(&ticket, |portal| assert_eq!(format!("{portal:?}"), "Nowhere"));
+                queues.abandon(ticket);
+            })
+        };
+        queues.sweep(|_| Fate::IsGone);
+        let is_early = queues.install(queue(1), 1).is_ok();
+        other.join().unwrap();
+        queues.sweep(|_| Fate::Stays);
+        assert!(is_early || queues.install(queue(1), 1).is_ok(), "there is room");
+        assert_eq!(queues.in_flight(), 0);
+        assert!(submit(&queues));
+    });
+}
+
 /// Goal: a queue of one never has two jobs, and one that a submitter closes is swept once.
 #[test]
 fn loom_a_queue_is_never_overrun() {

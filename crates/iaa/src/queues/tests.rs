@@ -107,6 +107,28 @@ fn a_queue_that_is_back_is_another_one() {
     assert!(queues.install(Counted::queue(&alive, 8), 1).is_err(), "it is in use");
 }
 
+/// Goal: a queue that is gone gives its place back when nobody looks for its jobs any more, whether they were given up
+/// before it went or after. One that only leaves is kept for them. Method: rounds with lost jobs, in one place.
+#[test]
+fn lost_jobs_keep_no_place_of_a_queue_that_is_gone() {
+    let alive = Arc::new(AtomicU64::new(0));
+    let queues = Queues::new(1, 1);
+    for round in 0..3 {
+        assert_eq!(queues.room(), 1);
+        queues.install(Counted::queue(&alive, 7), 4).expect("there is room");
+        queues.assign(0, [1, 1]);
+        let [early, late] = [0, 1].map(|_| queues.next(0, Direction::Compress).expect("of 4"));
+        assert!(!queues.is_gone(&early), "{round}: that is over");
+        queues.abandon(early);
+        assert_eq!((queues.sweep(|_| Fate::Leaves), queues.in_flight()), (vec![], 2));
+        assert_eq!((queues.sweep(|_| Fate::IsGone), queues.in_flight()), (vec![], 1));
+        assert!(queues.is_gone(&late));
+        assert_eq!((alive.load(Relaxed), queues.room()), (1, 0), "its last job is waited for");
+        queues.abandon(late);
+        assert_eq!((queues.sweep(|_| Fate::Stays), alive.load(Relaxed)), (vec![], 0));
+    }
+}
+
 /// Goal: threads that submit while queues come and go never use one that is gone, and all goes back. Method: a portal
 /// that knows whether it was dropped; `make loom` has the same with every order of steps.
 #[test]
