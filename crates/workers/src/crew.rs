@@ -66,6 +66,8 @@ impl Crew {
     /// The life of a worker: one thread's for each number below [`Crew::len`]. Returns after [`Crew::stop`].
     pub fn serve(&self, worker: usize) {
         let desk = &self.desks[worker];
+        desk.arrive();
+        let _leave = Leave(desk);
         let mut idle_since = None;
         // Relaxed: it is looked at again before the worker sleeps.
         while !self.stopping.load(Ordering::Relaxed) {
@@ -103,7 +105,10 @@ impl Crew {
     /// In a child of `fork`, on its only thread, while no batch is at work: the parent's threads are not there, and the
     /// child may start some of its own. [`Threads`] must not be dropped there, which would wait for the parent's.
     pub fn start_over(&self) {
-        self.desks.iter().for_each(Desk::finish);
+        for desk in &self.desks {
+            desk.finish();
+            desk.leave();
+        }
     }
 
     /// Gives each worker a thread, with all signals blocked, that the C library knows.
@@ -122,6 +127,15 @@ impl Crew {
             threads.threads.push(thread?);
         }
         Ok(threads)
+    }
+}
+
+/// Has nobody offer anything to a worker whose thread ends, also after a panic of a codec.
+struct Leave<'d>(&'d Desk<Shared>);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 

@@ -9,6 +9,9 @@
 //!
 //! A worker sleeps only after it has said so and has looked once more; who offers looks whether it sleeps after the
 //! offer. Both steps are separated by a fence: so either the worker sees the offer, or it is woken.
+//!
+//! A desk to which no thread has come, or has come yet, is absent: it gets no offers, which would keep those workers
+//! asleep that could take them.
 
 use std::ptr;
 
@@ -25,19 +28,45 @@ const BUSY: usize = 1;
 pub(crate) struct Desk<T> {
     /// Null: free.
     batch: AtomicPtr<T>,
-    /// A futex: 1 while the worker sleeps, or is about to.
-    asleep: AtomicU32,
+    /// A futex: [`ASLEEP`] while the worker sleeps, or is about to.
+    state: AtomicU32,
 }
+
+/// What the worker of a desk does, in the order in which desks get offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum State {
+    /// It looks for an offer, and need not be woken.
+    Awake,
+    /// It sleeps, or is about to.
+    Asleep,
+    /// It has no thread.
+    Absent,
+}
+
+const AWAKE: u32 = State::Awake as u32;
+const ASLEEP: u32 = State::Asleep as u32;
+const ABSENT: u32 = State::Absent as u32;
 
 impl<T: Sync> Desk<T> {
     pub(crate) fn new() -> Self {
         const { assert!(align_of::<T>() > BUSY) };
-        Desk { batch: AtomicPtr::new(ptr::null_mut()), asleep: AtomicU32::new(0) }
+        Desk { batch: AtomicPtr::new(ptr::null_mut()), state: AtomicU32::new(ABSENT) }
     }
 
-    /// Whether the worker looks for an offer, and need not be woken.
-    pub(crate) fn is_awake(&self) -> bool {
-        self.asleep.load(Ordering::Relaxed) == 0
+    /// Whether the worker does this. It may do something else at once.
+    pub(crate) fn is(&self, state: State) -> bool {
+        self.state.load(Ordering::Relaxed) == state as u32
+    }
+
+    /// The worker: is there from now on.
+    pub(crate) fn arrive(&self) {
+        self.state.swap(AWAKE, Ordering::Relaxed);
+    }
+
+    /// There is no worker from now on. What it was offered its submitter takes back.
+    pub(crate) fn leave(&self) {
+        self.state.swap(ABSENT, Ordering::Relaxed);
     }
 
     /// Offers a batch. False: the worker has another one.
@@ -99,26 +128,28 @@ impl<T: Sync> Desk<T> {
 
     /// The worker: is about to sleep. False: there is an offer.
     pub(crate) fn will_sleep(&self) -> bool {
-        self.asleep.swap(1, Ordering::Relaxed);
+        self.state.swap(ASLEEP, Ordering::Relaxed);
         // Pairs with the fence in offer().
         fence(Ordering::SeqCst);
         let is_free = self.batch.load(Ordering::Relaxed).is_null();
         if !is_free {
-            self.asleep.swap(0, Ordering::Relaxed);
+            self.state.swap(AWAKE, Ordering::Relaxed);
         }
         is_free
     }
 
     /// Wakes the worker if it sleeps.
     pub(crate) fn wake(&self) {
-        if self.asleep.swap(0, Ordering::Relaxed) == 1 {
-            futex::wake(&self.asleep, 1);
+        let woken =
+            self.state.compare_exchange(ASLEEP, AWAKE, Ordering::Relaxed, Ordering::Relaxed);
+        if woken.is_ok() {
+            futex::wake(&self.state, 1);
         }
     }
 
     /// The worker: sleeps until it is woken, or without a reason.
     pub(crate) fn sleep(&self) {
-        futex::wait(&self.asleep, 1, None);
+        futex::wait(&self.state, ASLEEP, None);
     }
 }
 

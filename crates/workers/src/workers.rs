@@ -14,6 +14,7 @@ use zfolio_sys::{clock, thread};
 
 use crate::batch::{Batch, End, Made};
 use crate::crew::Crew;
+use crate::desk::State;
 
 /// Work that a worker must be able to take off the submitter to be offered a batch: about twice what it takes to wake
 /// a thread on another CPU.
@@ -303,17 +304,18 @@ impl Line {
         std::mem::forget(settle);
     }
 
-    /// Offers the batch to as many workers as have [`OFFER_NS`] of work each; first to those that are awake.
+    /// Offers the batch to as many workers as have [`OFFER_NS`] of work each; first to those that are awake, and to
+    /// none without a thread.
     fn offer(&mut self) {
         let others = u64::from(self.count - 1);
         let mut wanted = (self.job_ns * others / OFFER_NS).min(others);
         self.offered = 0;
-        for awake in [true, false] {
+        for state in [State::Awake, State::Asleep] {
             for (worker, desk) in self.crew.desks().iter().enumerate() {
                 if wanted == 0 {
                     return;
                 }
-                if desk.is_awake() == awake && desk.offer(&self.shared) {
+                if desk.is(state) && desk.offer(&self.shared) {
                     self.offered |= 1 << worker;
                     wanted -= 1;
                 }

@@ -30,6 +30,7 @@ impl World {
 
     /// The worker's life, without the linger.
     fn serve(&self) {
+        self.desk.arrive();
         loop {
             if let Some(batch) = self.desk.next() {
                 self.take_all(batch, End::Last);

@@ -13,6 +13,7 @@ use zfolio_core::zcomp::{
 
 use super::{BATCH_BYTES, Workers, with_crew};
 use crate::crew::Crew;
+use crate::desk::State;
 
 const UNIT: usize = 4096;
 
@@ -231,6 +232,49 @@ fn without_threads_the_submitter_works() {
         crew.start_over();
     }
     assert_eq!(codec.by_workers.load(Relaxed), 0);
+}
+
+/// Goal: a worker without a thread, as where the system had no more of them, takes no offer from one that sleeps.
+/// Method: of two workers the second one has a thread; batches that one worker is wanted for, until it has helped.
+#[test]
+fn a_worker_without_a_thread_keeps_nobody_asleep() {
+    let codec = Slow::default();
+    let crew = Crew::new(2);
+    let states = |crew: &Crew| [0, 1].map(|desk: usize| crew.desks()[desk].is(State::Absent));
+    let zcomp = slow(&codec, &crew);
+    let texts = vec![b"text ".repeat(820)[..UNIT].to_vec(); 2];
+    std::thread::scope(|scope| {
+        let named = std::thread::Builder::new().name("zfolio-worker".to_owned());
+        let worker = named.spawn_scoped(scope, || crew.serve(1)).unwrap();
+        for _ in 0..10_000 {
+            if codec.by_workers.load(Relaxed) > 0 {
+                break;
+            }
+            compressed(&zcomp, &texts);
+        }
+        let helped = codec.by_workers.load(Relaxed);
+        crew.wake_all();
+        let before = states(&crew);
+        crew.stop();
+        worker.join().unwrap();
+        assert!(helped > 0, "it slept on");
+        assert_eq!((before, states(&crew)), ([true, false], [true; 2]));
+    });
+}
+
+/// Goal: a child of `fork` offers nothing to the parent's threads, which it has not.
+#[test]
+fn after_a_fork_no_worker_is_there() {
+    let threads = Crew::new(1).start().unwrap();
+    let crew = Arc::clone(threads.crew());
+    while crew.desks()[0].is(State::Absent) {
+        std::thread::yield_now();
+    }
+    assert!(zfolio_sys::testing::in_child(|| {
+        crew.start_over();
+        crew.wake_all();
+        crew.desks()[0].is(State::Absent)
+    }));
 }
 
 /// Goal: long units go one by one, and take no memory for workers.
