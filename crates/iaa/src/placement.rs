@@ -41,18 +41,19 @@ pub(crate) fn masks(packages: &[usize], queues: &[Placed], settings: &Settings) 
     masks
 }
 
-/// The queues of a device for a direction: the last `comp_wqs` compress and the others decompress, if there are others
-/// and any are for compression; otherwise all do both.
+/// The queues of a device for a direction: the last `comp_wqs` by their numbers compress and the others decompress, if
+/// there are others and any are for compression; otherwise all do both.
 fn of_device(device: usize, queues: &[Placed], direction: Direction, comp_wqs: usize) -> u64 {
-    let own: Vec<usize> =
-        queues.iter().filter(|queue| queue.device == device).map(|queue| queue.index).collect();
+    let mut own: Vec<&Placed> = queues.iter().filter(|queue| queue.device == device).collect();
+    // A queue that was disabled and is back lies behind the others in the table.
+    own.sort_unstable_by_key(|queue| (queue.number, queue.index));
     let first_comp = own.len().saturating_sub(comp_wqs);
     let chosen = match direction {
         _ if comp_wqs == 0 || first_comp == 0 => &own[..],
         Direction::Compress => &own[first_comp..],
         Direction::Decompress => &own[..first_comp],
     };
-    chosen.iter().fold(0, |mask, index| mask | 1 << index)
+    chosen.iter().fold(0, |mask, queue| mask | 1 << queue.index)
 }
 
 #[cfg(test)]
@@ -65,6 +66,7 @@ mod tests {
     fn placed(of: &[(usize, usize)]) -> Vec<Placed> {
         let each = |(index, (device, package)): (usize, &(usize, usize))| Placed {
             index,
+            number: index,
             device: *device,
             package: *package,
         };
@@ -100,6 +102,15 @@ mod tests {
         let queues = placed(&[(1, 0), (1, 0), (1, 0), (3, 0)]);
         let masks = masks(&[0], &queues, &settings(1, true, true));
         assert_eq!(masks, [[0b1100, 0b1011]], "the one queue of device 3 does both");
+    }
+
+    /// Goal: which queues are the last ones says their number, also when another one was put to use last.
+    #[test]
+    fn a_queue_that_is_back_does_what_it_did() {
+        let mut queues = placed(&[(1, 0), (1, 0), (1, 0)]);
+        (queues[0].number, queues[1].number, queues[2].number) = (2, 1, 0);
+        let masks = masks(&[0], &queues, &settings(1, true, true));
+        assert_eq!(masks, [[0b001, 0b110]]);
     }
 
     #[test]

@@ -65,6 +65,14 @@ pub(crate) struct Queue {
     pub(crate) portal: Box<dyn Portal>,
 }
 
+impl Queue {
+    /// Its number among those of its device, from its name: 3 of `wq1.3`.
+    fn number(&self) -> usize {
+        let number = self.name.rsplit('.').next().and_then(|number| number.parse().ok());
+        number.unwrap_or(0)
+    }
+}
+
 /// The right to one descriptor in a queue. It goes back by [`Queues::give_back`]; until then the queue stays.
 #[derive(Debug)]
 #[must_use = "a ticket that is lost keeps its queue for ever"]
@@ -162,6 +170,8 @@ impl std::error::Error for Refused {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) index: usize,
+    /// Its number among the queues of its device.
+    pub(crate) number: usize,
     pub(crate) device: usize,
     pub(crate) package: usize,
 }
@@ -382,7 +392,8 @@ impl Queues {
             let cell = &self.cells[index];
             let look = |queue: &Option<Queue>| {
                 let queue = queue.as_ref().expect("`taken` says so");
-                let placed = Placed { index, device: queue.device, package: queue.package };
+                let Queue { device, package, .. } = *queue;
+                let placed = Placed { index, number: queue.number(), device, package };
                 (placed, fate(queue))
             };
             // SAFETY: `control` is held, and only who holds it replaces a queue (QUEUE-1).

@@ -14,7 +14,8 @@ pub enum WhenBusy {
 /// How the driver works. The names are those of the kernel's module where it has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// The last so many queues of a device are for compression only, the others for decompression; 0: all do both.
+    /// The last so many queues of a device, by their numbers, are for compression only, the others for decompression;
+    /// 0: all do both.
     pub comp_wqs_per_iaa: usize,
     /// Whether compressions go round robin over all devices of the package.
     pub distribute_comps: bool,

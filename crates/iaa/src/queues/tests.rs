@@ -129,6 +129,19 @@ fn lost_jobs_keep_no_place_of_a_queue_that_is_gone() {
     }
 }
 
+/// Goal: the number of a queue is that of its name, whatever its place in the table is.
+#[test]
+fn a_queue_has_the_number_of_its_name() {
+    let (alive, queues) = (Arc::default(), Queues::new(1, 3));
+    for name in ["wq7.10", "wq7.0", "other"] {
+        let queue = Queue { name: name.to_owned(), ..Counted::queue(&alive, 7) };
+        queues.install(queue, 1).expect("there is room");
+    }
+    let placed = queues.sweep(|_| Fate::Stays);
+    let found: Vec<_> = placed.iter().map(|queue| (queue.index, queue.number)).collect();
+    assert_eq!(found, [(0, 10), (1, 0), (2, 0)]);
+}
+
 /// Goal: threads that submit while queues come and go never use one that is gone, and all goes back. Method: a portal
 /// that knows whether it was dropped; `make loom` has the same with every order of steps.
 #[test]
