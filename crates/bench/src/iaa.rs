@@ -24,8 +24,8 @@ use crate::compare::{Failure, print};
 use crate::corpus::parse_size;
 use published::{COMPILATION, COMPILATION_THREADS};
 use retries::retries;
-use simulation::{CONSTANTS, Machine, Outcome, simulate};
-use usemem::{Model, sensitivity, usemem};
+use simulation::{CONSTANTS, ENGINES, Machine, Outcome, simulate};
+use usemem::{Model, THREADS_PER_CORE, TOUCH_NS};
 
 pub(crate) const HELP: &str = "\
 Nothing is measured: it is a model, and the same arguments give the same figures. Which figures the
@@ -54,7 +54,7 @@ pub(crate) struct IaaArgs {
     /// Packages, over which the threads of the kernel compilation are spread
     #[arg(long, default_value_t = 2, value_parser = number::within(1_u16..=64))]
     packages: u16,
-    /// Processes of usemem, on the first CPUs of one package
+    /// Processes of usemem, on the first CPUs of one package: one for each core at most
     #[arg(long, default_value_t = 30, value_parser = number::within(1_u16..=1024))]
     processes: u16,
     /// What is compressed at a time: 4K to 2M
@@ -104,36 +104,23 @@ pub(crate) fn iaa(args: &IaaArgs) -> Result<bool, Failure> {
     if usize::from(args.devices) * usize::from(args.queues) > QUEUES_MAX {
         return Err(Failure::Refused(format!("--queues: accepted: {QUEUES_MAX} in all at most")));
     }
+    usemem::check(args)?;
     let model = Model::of_v9(args);
-    let tables = [
-        latencies(args),
-        layouts(args),
-        retries(args),
-        usemem(args, &model),
-        sensitivity(args, &model),
-        compilation(args),
-    ];
+    let mut tables = vec![latencies(args), layouts(args), retries(args)];
+    tables.extend(usemem::tables(args, model.as_ref()));
+    tables.push(compilation(args));
     if args.json {
         let each = tables.iter().map(|table| (table.name.to_owned(), table.json.clone()));
-        let fitted = json!({
-            "submit_ns": CONSTANTS.submit_ns,
-            "port_ns": CONSTANTS.port_ns,
-            "latency_ns": CONSTANTS.latency_ns,
-        });
-        let assumed = json!({
-            "memory_ns": CONSTANTS.memory_ns,
-            "try_ns": CONSTANTS.try_ns,
-            "software_ns": CONSTANTS.software_ns,
-        });
         let mut all: serde_json::Map<String, Value> = each.collect();
-        all.extend([("fitted".to_owned(), fitted), ("assumed".to_owned(), assumed)]);
+        all.extend(numbers(model.as_ref().ok()));
         print(&format!("{:#}\n", Value::Object(all)))?;
         return Ok(true);
     }
     let c = CONSTANTS;
     let mut text = format!(
         "iaa: a simulation, nothing is measured; {} devices of {} queue(s) and {} entries, {} cores a package\n\
-         fitted to the first table: submit {} ns, port {} ns, latency {} ns; assumed: memory {} ns, a try {} ns\n",
+         fitted to the first table: submit {} ns, port {} ns, latency {} ns\n\
+         assumed: memory {} ns, a try {} ns, software {} ns\n",
         args.devices,
         args.queues,
         args.entries,
@@ -143,10 +130,34 @@ pub(crate) fn iaa(args: &IaaArgs) -> Result<bool, Failure> {
         c.latency_ns,
         c.memory_ns,
         c.try_ns,
+        c.software_ns,
     );
     tables.iter().for_each(|table| text += &table.text);
     print(&text)?;
     Ok(true)
+}
+
+/// The numbers that the tables rest on, and where they are from, for JSON.
+fn numbers(model: Option<&Model>) -> [(String, Value); 3] {
+    let work_ns = |folio: usize| model.map(|model| model.work_ns[folio].round());
+    let fitted = json!({
+        "submit_ns": CONSTANTS.submit_ns,
+        "port_ns": CONSTANTS.port_ns,
+        "latency_ns": CONSTANTS.latency_ns,
+        "work_ns_64k": work_ns(0),
+        "work_ns_2m": work_ns(1),
+    });
+    let assumed = json!({
+        "memory_ns": CONSTANTS.memory_ns,
+        "try_ns": CONSTANTS.try_ns,
+        "software_ns": CONSTANTS.software_ns,
+        "engines": ENGINES,
+        "threads_per_core": THREADS_PER_CORE,
+        "jitter_percent": JITTER_PERCENT,
+    });
+    let measured = json!({ "touch_ns": TOUCH_NS });
+    [("fitted", fitted), ("assumed", assumed), ("measured", measured)]
+        .map(|(name, numbers)| (name.to_owned(), numbers))
 }
 
 /// How much the work between two folios varies.
@@ -259,7 +270,7 @@ fn compilation(args: &IaaArgs) -> Table {
         push(
             &mut table.json,
             json!({
-                "name": name,
+                "name": name, "input_pages_out": out,
                 "elapsed_published": elapsed[0], "elapsed_predicted": elapsed[1], "elapsed_error": elapsed[2],
                 "sys_published": sys[0], "sys_predicted": sys[1], "sys_error": sys[2],
             }),

@@ -21,6 +21,13 @@ pub(super) enum Folio {
 }
 
 impl Folio {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Folio::Of64K => "64K",
+            Folio::Of2M => "2M",
+        }
+    }
+
     pub(super) const fn bytes(self) -> usize {
         match self {
             Folio::Of64K => 64 << 10,
@@ -45,8 +52,12 @@ const fn published(
 
 impl Published {
     pub(super) fn name(&self) -> String {
-        let folio = if self.folio == Folio::Of64K { "64K" } else { "2M" };
-        format!("{} {folio}", self.series)
+        format!("{} {}", self.series, self.folio.name())
+    }
+
+    /// Whether its throughput with the series is what the work per page was computed from.
+    pub(super) fn is_fitted(&self) -> bool {
+        self.series == "v9"
     }
 
     /// Seconds without the series and with it.
@@ -79,8 +90,11 @@ pub(super) struct Usemem {
     pub(super) distributes: bool,
 }
 
+/// Processes of each row.
+pub(super) const PROCESSES: u16 = 30;
+
 /// Pages that the processes write.
-pub(super) const WRITTEN: u64 = 30 * (10 << 30) / PAGE_BYTES as u64;
+pub(super) const WRITTEN: u64 = PROCESSES as u64 * (10 << 30) / PAGE_BYTES as u64;
 
 /// Pages that there may be in memory, compressed ones with their compressed size.
 pub(super) const HIGH: u64 = (150 << 30) / PAGE_BYTES as u64;

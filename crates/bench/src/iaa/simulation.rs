@@ -65,7 +65,7 @@ pub(super) const CONSTANTS: Constants = Constants {
 };
 
 /// Engines of a device: each works on one page at a time.
-const ENGINES: usize = 8;
+pub(super) const ENGINES: usize = 8;
 
 /// What is simulated.
 #[derive(Clone, Debug)]

@@ -169,7 +169,7 @@ fn a_batch_saves_the_difference_of_the_latencies() {
 #[test]
 fn one_device_bounds_usemem_without_the_series() {
     let args = parse("x");
-    let table = usemem(&args, &Model::of_v9(&args));
+    let table = usemem(&args, &Model::of_v9(&args).unwrap());
     for row in table.json.as_array().unwrap() {
         let number = |name: &str| row[name].as_f64().unwrap();
         let ratio = number("alone_gb_s_predicted") / number("alone_gb_s_published");
@@ -178,11 +178,58 @@ fn one_device_bounds_usemem_without_the_series() {
     }
 }
 
+/// Goal: where no work per page gives v9's throughput, nothing is predicted from it, and one line says so. Once the
+/// table was printed with whatever the steps had come to: an example of the help had negative work, taken for none.
+#[test]
+fn without_a_fit_there_is_no_usemem() {
+    for (line, why) in [
+        ("x --devices 1 --cores 30", "less than no time for the work of a page: -"),
+        ("x --cores 29 --processes 29", "v9's 30 processes have no core each, of 29"),
+    ] {
+        let args = parse(line);
+        let model = Model::of_v9(&args);
+        let tables = super::usemem::tables(&args, model.as_ref());
+        let [Table { name, text, json }] = &tables[..] else { panic!("{line}") };
+        assert_eq!(
+            (*name, text.trim_end().lines().count()),
+            ("usemem_left_out", 2),
+            "an empty one"
+        );
+        assert!(text.contains(why) && json.as_str().unwrap().contains(why), "{text}");
+        let [(_, fitted), _, _] = super::numbers(model.as_ref().ok());
+        assert!(fitted["work_ns_64k"].is_null() && fitted["submit_ns"].is_u64());
+    }
+}
+
+/// Goal: processes that have no core each are refused; and what was published for 30 is not printed beside other
+/// numbers of them.
+#[test]
+fn only_as_many_processes_as_published_have_published_figures() {
+    let refused = super::usemem::check(&parse("x --cores 40 --processes 41")).unwrap_err();
+    let super::Failure::Refused(line) = refused else { panic!("another failure") };
+    assert_eq!(line, "--processes: 41; accepted: 1 to 40, one for each of --cores");
+    assert!(super::usemem::check(&parse("x --cores 40 --processes 40")).is_ok());
+    let args = parse("x --processes 8");
+    let model = Model::of_v9(&args).unwrap();
+    let table = usemem(&args, &model);
+    let text = table.json.to_string();
+    assert!(text.contains("predicted") && !text.contains("published") && !text.contains("error"));
+    assert!(table.text.contains("published are 30") && !table.text.contains("Wanted"));
+    assert_eq!(table.json[2]["input_pages_out"], serde_json::json!([58_146_954, 64_508_450]));
+    let rows = table.json.as_array().unwrap();
+    let fitted = rows.iter().filter(|row| row["fitted"] == true).map(|row| &row["name"]);
+    assert_eq!(fitted.collect::<Vec<_>>(), ["v9 64K", "v9 2M"]);
+    let [(_, fitted), (_, assumed), (_, measured)] = super::numbers(Some(&model));
+    assert!((14_000.0..15_000.0).contains(&fitted["work_ns_64k"].as_f64().unwrap()), "{fitted}");
+    assert!((12_000.0..13_500.0).contains(&fitted["work_ns_2m"].as_f64().unwrap()), "{fitted}");
+    assert!(assumed["engines"] == 8 && measured["touch_ns"] == 565.0);
+}
+
 #[test]
 fn the_tables_have_their_rows_and_arguments_are_checked() {
     let args = parse("x --folios 5");
     assert_eq!(latencies(&args).json.as_array().unwrap().len(), 3);
-    let model = Model::of_v9(&args);
+    let model = Model::of_v9(&args).unwrap();
     let rows = |table: Table| table.json.as_array().unwrap().len();
     assert_eq!(
         [rows(retries(&parse("x --folios 1 --folio 32K"))), rows(sensitivity(&args, &model))],

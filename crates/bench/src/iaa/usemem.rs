@@ -15,22 +15,26 @@
 
 use std::fmt::Write as _;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::zcomp::BATCH_MAX;
 
-use super::published::{HIGH, USEMEM, Usemem, WRITTEN};
+use super::published::{HIGH, PROCESSES, USEMEM, Usemem, WRITTEN};
 use super::simulation::{CONSTANTS, Constants, Machine, simulate};
-use super::{IaaArgs, JITTER_PERCENT, Table, as_f64, change, error, machine, push, show};
+use super::{Failure, IaaArgs, JITTER_PERCENT, Table, as_f64, change, error, machine, push, show};
 
 /// Logical CPUs of a core: the series counts 28 for a device of a package with 56 cores and 4 devices.
-const THREADS_PER_CORE: usize = 2;
+pub(super) const THREADS_PER_CORE: usize = 2;
 
 /// A first write to a page and usemem's 512 stores to it, where nothing goes out: measured, see the document.
-const TOUCH_NS: f64 = 565.0;
+pub(super) const TOUCH_NS: f64 = 565.0;
 
 /// usemem adds what it maps, in words, to the bytes that it writes: it says 9 KB where 8 were written.
 const COUNTED: f64 = 9.0 / 8.0;
+
+/// Steps by which the work per page is found, and how far off the throughput may be then.
+const STEPS: usize = 4;
+const FIT: f64 = 0.01;
 
 /// Fewer folios would show how a run begins.
 const FOLIOS_MIN: usize = 30;
@@ -49,7 +53,7 @@ pub(super) struct Model {
     pub(super) constants: Constants,
     touch_ns: f64,
     /// Per page that goes out, without its compression: for folios of 64K and of 2M.
-    work_ns: [f64; 2],
+    pub(super) work_ns: [f64; 2],
     jitter_percent: u64,
 }
 
@@ -85,28 +89,55 @@ impl Written {
 
 impl Model {
     /// The work per page from v9's throughput in batches, by a few steps of Newton's: a nanosecond more of work is
-    /// about one more of time.
-    pub(super) fn of_v9(args: &IaaArgs) -> Model {
+    /// about one more of time. Its processes are as many as published, whatever is predicted.
+    ///
+    /// # Errors
+    ///
+    /// One line: no work per page gives that throughput on this machine.
+    pub(super) fn of_v9(args: &IaaArgs) -> Result<Model, String> {
+        if args.cores < PROCESSES {
+            let cores = args.cores;
+            return Err(format!(
+                "v9's {PROCESSES} processes have no core each, of {cores}: the work per page is not known"
+            ));
+        }
         let mut model = Model {
             constants: CONSTANTS,
             touch_ns: TOUCH_NS,
             work_ns: [10_000.0; 2],
             jitter_percent: JITTER_PERCENT,
         };
-        for usemem in USEMEM.iter().filter(|it| it.row.name().starts_with("v9 ")) {
-            let per_kb_s = COUNTED * as_f64(PAGE_BYTES as u64) / 1024.0 * 1e9;
-            let wanted = per_kb_s * f64::from(args.processes) / as_f64(usemem.kb_s[1]);
+        for usemem in USEMEM.iter().filter(|it| it.row.is_fitted()) {
+            let per_kb_s =
+                COUNTED * as_f64(PAGE_BYTES as u64) / 1024.0 * 1e9 * f64::from(PROCESSES);
+            let wanted_kb_s = as_f64(usemem.kb_s[1]);
             let out = usemem.out_per_written(Side::Series);
-            for _ in 0..4 {
-                let found = model.written(args, usemem, Side::Series);
-                let found = per_kb_s * f64::from(args.processes) / found.kb_s();
-                model.work_ns[usemem.row.folio as usize] += (wanted - found) / out;
+            let kb_s = |model: &Model| model.written(args, PROCESSES, usemem, Side::Series).kb_s();
+            for _ in 0..STEPS {
+                let off = per_kb_s / wanted_kb_s - per_kb_s / kb_s(&model);
+                model.work_ns[usemem.row.folio as usize] += off / out;
+            }
+            let (work_ns, folio) = (model.work_ns[usemem.row.folio as usize], usemem.row.folio);
+            // The simulation has no less than no work, so its throughput would not say that this is negative.
+            if work_ns < 0.0 {
+                return Err(format!(
+                    "v9's throughput leaves less than no time for the work of a page: {work_ns:.0} ns ({})",
+                    folio.name()
+                ));
+            }
+            let found_kb_s = kb_s(&model);
+            if (found_kb_s / wanted_kb_s - 1.0).abs() > FIT {
+                let [found, wanted] = [found_kb_s, wanted_kb_s].map(|kb_s| kb_s / 1e6);
+                return Err(format!(
+                    "no work per page was found that gives v9's throughput: {found:.2} GB/s, not {wanted:.2} ({})",
+                    folio.name()
+                ));
             }
         }
-        model
+        Ok(model)
     }
 
-    fn written(&self, args: &IaaArgs, usemem: &Usemem, side: Side) -> Written {
+    fn written(&self, args: &IaaArgs, processes: u16, usemem: &Usemem, side: Side) -> Written {
         let bytes = usemem.row.folio.bytes();
         let pages = bytes / PAGE_BYTES;
         let out = usemem.out_per_written(side);
@@ -118,7 +149,7 @@ impl Model {
         let cores = usize::from(args.cores) * if is_by_cores { 1 } else { THREADS_PER_CORE };
         let mut one = Machine {
             cores,
-            busy_cores: usize::from(args.processes).min(cores),
+            busy_cores: usize::from(processes).min(cores),
             consecutive: true,
             folio_pages: pages,
             folios: (args.folios as usize * 16 / pages).max(FOLIOS_MIN),
@@ -136,10 +167,26 @@ impl Model {
 
     /// What the series changes in the throughput of a row, in percent.
     fn gain(&self, args: &IaaArgs, usemem: &Usemem) -> f64 {
-        let [alone, series] =
-            [Side::Alone, Side::Series].map(|side| self.written(args, usemem, side).kb_s());
+        let [alone, series] = self.both(args, usemem).map(|written| written.kb_s());
         change(alone, series)
     }
+
+    /// Without the series, and with it.
+    fn both(&self, args: &IaaArgs, usemem: &Usemem) -> [Written; 2] {
+        [Side::Alone, Side::Series].map(|side| self.written(args, args.processes, usemem, side))
+    }
+}
+
+/// Refuses more processes than cores: CPU number i is a core of its own up to there, and figures of fewer processes
+/// would stand for all of them.
+pub(super) fn check(args: &IaaArgs) -> Result<(), Failure> {
+    let IaaArgs { processes, cores, .. } = *args;
+    if processes > cores {
+        return Err(Failure::Refused(format!(
+            "--processes: {processes}; accepted: 1 to {cores}, one for each of --cores"
+        )));
+    }
+    Ok(())
 }
 
 impl Usemem {
@@ -158,18 +205,72 @@ fn nanoseconds(ns: f64) -> u64 {
     ns.max(0.0) as u64
 }
 
+/// The two tables, or one line that says why there is none.
+pub(super) fn tables(args: &IaaArgs, model: Result<&Model, &String>) -> Vec<Table> {
+    match model {
+        Ok(model) => vec![usemem(args, model), sensitivity(args, model)],
+        Err(why) => {
+            let text = format!("\nusemem is left out: {why}\n");
+            vec![Table { name: "usemem_left_out", text, json: json!(why) }]
+        }
+    }
+}
+
 /// Throughput without the series and with it, and what follows of it for elapsed and system time.
 pub(super) fn usemem(args: &IaaArgs, model: &Model) -> Table {
     let [small, large] = model.work_ns;
     let text = format!(
         "\nprediction: what the series changes for usemem; work per page out {small:.0} ns (64K), {large:.0} ns (2M), \
-         from v9's batches\n  row      GB/s without it        gain, percent          elapsed               sys\n\
-         \x20          published, predicted, error of each\n"
+         from v9's batches\n"
     );
     let mut table = Table { name: "usemem", text, json: json!([]) };
+    if args.processes == PROCESSES {
+        beside_published(args, model, &mut table);
+    } else {
+        alone(args, model, &mut table);
+    }
+    table.text += "  The published pages out of each row go in too.\n";
+    table
+}
+
+/// What a row has in JSON in any case.
+fn row(usemem: &Usemem) -> serde_json::Map<String, Value> {
+    let row = json!({
+        "name": usemem.row.name(), "fitted": usemem.row.is_fitted(),
+        "input_pages_out": usemem.out, "input_pages_written": WRITTEN,
+    });
+    let Value::Object(row) = row else { unreachable!("it was made as one") };
+    row
+}
+
+/// Adds what other numbers of processes than the published one would do, with nothing to compare it with.
+fn alone(args: &IaaArgs, model: &Model, table: &mut Table) {
+    let processes = args.processes;
+    writeln!(
+        table.text,
+        "  {processes} processes; published are {PROCESSES}, so there is nothing beside it\n\
+         \x20 row      GB/s without it  gain, percent"
+    )
+    .expect("a string grows");
     for usemem in &USEMEM {
-        let [alone, series] =
-            [Side::Alone, Side::Series].map(|side| model.written(args, usemem, side));
+        let [alone, series] = model.both(args, usemem).map(|written| written.kb_s());
+        let (name, speed, gain) = (usemem.row.name(), alone / 1e6, change(alone, series));
+        writeln!(table.text, "  {name:<8}{speed:>16.2}{gain:>+15.1}").expect("a string grows");
+        let mut row = row(usemem);
+        row.extend([
+            ("predicted".to_owned(), json!(gain)),
+            ("alone_gb_s_predicted".to_owned(), json!(speed)),
+        ]);
+        push(&mut table.json, Value::Object(row));
+    }
+}
+
+/// Adds what is predicted beside what was published.
+fn beside_published(args: &IaaArgs, model: &Model, table: &mut Table) {
+    table.text += "  row      GB/s without it        gain, percent          elapsed               sys\n\
+                   \x20          published, predicted, error of each\n";
+    for usemem in &USEMEM {
+        let [alone, series] = model.both(args, usemem);
         let [kb_s, series_kb_s] = usemem.kb_s.map(as_f64);
         let speed = error(kb_s / 1e6, alone.kb_s() / 1e6);
         let gain = error(change(kb_s, series_kb_s), change(alone.kb_s(), series.kb_s()));
@@ -179,23 +280,24 @@ pub(super) fn usemem(args: &IaaArgs, model: &Model) -> Table {
         let name = usemem.row.name();
         let [absolute, found, off] = speed;
         let [second, third, fourth] = [gain, elapsed, sys].map(show);
+        let fitted = if usemem.row.is_fitted() { "  fitted" } else { "" };
         writeln!(
             table.text,
-            "  {name:<8}{absolute:>5.2}{found:>6.2}{off:>+6.2}    {second}  {third}  {fourth}"
+            "  {name:<8}{absolute:>5.2}{found:>6.2}{off:>+6.2}    {second}  {third}  {fourth}{fitted}"
         )
         .expect("a string grows");
-        push(
-            &mut table.json,
-            json!({
-                "name": name, "published": gain[0], "predicted": gain[1], "error": gain[2],
-                "alone_gb_s_published": absolute, "alone_gb_s_predicted": found,
-                "elapsed_published": elapsed[0], "elapsed_predicted": elapsed[1], "elapsed_error": elapsed[2],
-                "sys_published": sys[0], "sys_predicted": sys[1], "sys_error": sys[2],
-            }),
-        );
+        let figures = json!({
+            "published": gain[0], "predicted": gain[1], "error": gain[2],
+            "alone_gb_s_published": absolute, "alone_gb_s_predicted": found,
+            "elapsed_published": elapsed[0], "elapsed_predicted": elapsed[1], "elapsed_error": elapsed[2],
+            "sys_published": sys[0], "sys_predicted": sys[1], "sys_error": sys[2],
+        });
+        let Value::Object(figures) = figures else { unreachable!("it was made as one") };
+        let mut row = row(usemem);
+        row.extend(figures);
+        push(&mut table.json, Value::Object(row));
     }
-    table.text += "  Wanted: errors of 8 points at most in the gain.\n";
-    table
+    table.text += "  fitted: with the series. Wanted: errors of 8 points at most in the gain.\n";
 }
 
 /// By how much each predicted gain changes, in points, if one of the model's numbers is a fifth lower or higher.
