@@ -13,7 +13,7 @@
 //!
 //! # Concurrency
 //!
-//! `state` of a cell: bit 63 open, bit 62 gone ([`Fate::IsGone`]), bits 32 to 61 the depth, bits 0 to 31 the count. Who
+//! `state` of a cell: bit 63 open, bit 62 gone (`Fate::IsGone`), bits 32 to 61 the depth, bits 0 to 31 the count. Who
 //! wants a ticket adds one, and takes it back if the word was closed or full; so the count of a closed cell may be
 //! above zero for a moment, and only `control` opens a cell. A cell is never open and gone. `make loom` tries every
 //! order.
