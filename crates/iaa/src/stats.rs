@@ -132,7 +132,8 @@ pub struct DriverStats {
     pub wq_added: u64,
     /// Queues that are used no more: the difference are those in use now.
     pub wq_removed: u64,
-    /// Descriptors in queues now. Those of jobs that were given up stay until their records come.
+    /// Descriptors in queues now. Those of jobs that were given up stay until their records come, or the system has
+    /// disabled their queue.
     pub in_flight: u64,
 }
 
