@@ -161,15 +161,16 @@ fuzz:
 			-artifact_prefix=fuzz/artifacts/$$target/ -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1; \
 	done
 
+# What was built is installed: root may have another compiler, or none.
 # Stripped programs, manual pages, documents, completions, the udev rule; debugging information in PREFIX/lib/debug.
-install: build
+install:
 	packaging/install install '$(BIN)' '$(DESTDIR)' '$(PREFIX)'
 
 uninstall:
 	packaging/install uninstall '$(DESTDIR)' '$(PREFIX)'
 
 # A Debian package, and one with debugging information, in $(TARGET)/debian.
-deb: build
+deb:
 	packaging/deb '$(BIN)' '$(TARGET)/debian'
 
 clean:

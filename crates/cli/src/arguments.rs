@@ -170,7 +170,8 @@ pub(crate) struct RunArgs {
     ///
     /// It goes to a file without a name, encrypted. Several may be given: higher priorities are filled first,
     /// equal ones in turn. [default: $TMPDIR, else /var/tmp, if that is a disk]
-    #[arg(long, value_name = "DIR|DEV[,prio=N]", value_parser = parse_spill)]
+    #[arg(long, value_name = "DIR|DEV[,prio=N]", value_parser = parse_spill,
+          value_hint = ValueHint::AnyPath)]
     pub(crate) spill: Vec<(PathBuf, i32)>,
 
     /// How much may be on disk in all, at least 16M [default: half of what is free there]

@@ -22,7 +22,7 @@ use crate::arguments::DoctorArgs;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::requirements::Findings;
-use crate::run::spill_directory;
+use crate::run::{self, spill_directory};
 use crate::stats_file;
 
 /// The fewest mappings that are enough for a process with many managed regions.
@@ -258,6 +258,15 @@ fn features(checks: &mut Vec<Check>, findings: &Findings) {
 }
 
 fn process(checks: &mut Vec<Check>) {
+    let library = run::find_preload();
+    checks.push(Check {
+        what: "library".to_owned(),
+        state: State::unless(library.is_ok(), State::Bad),
+        found: library
+            .map_or_else(|why| why.message().to_owned(), |path| path.display().to_string()),
+        why: "It is loaded into the program.",
+        todo: "make build, or install zfolio with its library, in a place without spaces",
+    });
     let directory = stats_file::prepare_directory(probe::effective_uid());
     checks.push(Check {
         what: "/dev/shm".to_owned(),

@@ -57,10 +57,17 @@ impl Findings {
             ));
         }
         let Some(features) = self.features() else {
+            let todo = match self.device {
+                Err(Errno::ACCESS | Errno::PERM) => {
+                    "/dev/userfaultfd is there: in a container, add --group-add with the number of its group \
+                     (stat -c %g /dev/userfaultfd); otherwise be in that group"
+                }
+                _ => {
+                    "in a container, add --device /dev/userfaultfd; otherwise use a kernel with CONFIG_USERFAULTFD"
+                }
+            };
             return Some(format!(
-                "userfaultfd is not to be had (system call: {}); this is kernel {release}: in a \
-                 container, add --device /dev/userfaultfd; otherwise use a kernel with \
-                 CONFIG_USERFAULTFD",
+                "userfaultfd is not to be had (system call: {}); this is kernel {release}: {todo}",
                 reason(self.user_mode)
             ));
         };
@@ -160,6 +167,11 @@ mod tests {
                 },
                 "hidden by seccomp",
                 "--device /dev/userfaultfd",
+            ),
+            (
+                Findings { user_mode: Err(Errno::PERM), ..closed(Errno::PERM) },
+                "no permission",
+                "--group-add with the number of its group",
             ),
             (
                 Findings {

@@ -214,7 +214,7 @@ fn unwritten(path: &Path, error: &io::Error) -> String {
 
 /// The preload library: named by ZFOLIO_PRELOAD, or next to this program, or where `make install`
 /// puts it.
-fn find_preload() -> Result<PathBuf, Failure> {
+pub(crate) fn find_preload() -> Result<PathBuf, Failure> {
     let given = env::var_os("ZFOLIO_PRELOAD").filter(|given| !given.is_empty());
     let candidates = if let Some(given) = given {
         vec![PathBuf::from(given)]

@@ -148,7 +148,8 @@ pub struct Ledger {
     sum_bytes_max: AtomicU64,
     /// Slots that were ever in use: the ones after them need not be looked at.
     used: AtomicU32,
-    _unused: AtomicU32,
+    /// The number of the run's PID namespace; 0 if it is not known.
+    namespace: AtomicU32,
     /// The total that another process asks for; 0: nobody did.
     limit_asked: AtomicU64,
     /// What all processes together may write to disk.
@@ -177,7 +178,7 @@ impl Default for Ledger {
             sum_bytes: AtomicU64::default(),
             sum_bytes_max: AtomicU64::default(),
             used: AtomicU32::default(),
-            _unused: AtomicU32::default(),
+            namespace: AtomicU32::default(),
             limit_asked: AtomicU64::default(),
             writes: Bucket::default(),
             _padding: std::array::from_fn(|_| AtomicU32::default()),
@@ -216,6 +217,7 @@ impl Ledger {
         self.sum_bytes.store(0, Relaxed);
         self.sum_bytes_max.store(0, Relaxed);
         self.limit_asked.store(0, Relaxed);
+        self.namespace.store(0, Relaxed);
         self.bytes.store(u32::try_from(size_of::<Ledger>()).expect("128 KiB"), Relaxed);
         self.run.store(run, Relaxed);
         self.total_bytes.store(total_bytes, Relaxed);
@@ -237,6 +239,17 @@ impl Ledger {
     #[must_use]
     pub fn run(&self) -> u32 {
         self.run.load(Relaxed)
+    }
+
+    /// Notes in which PID namespace that is the run's.
+    pub fn set_namespace(&self, namespace: u32) {
+        self.namespace.store(namespace, Relaxed);
+    }
+
+    /// Whether process ids of this namespace are those of the run's.
+    #[must_use]
+    pub fn is_in(&self, namespace: u32) -> bool {
+        namespace != 0 && self.namespace.load(Relaxed) == namespace
     }
 
     /// The limit of the tree.

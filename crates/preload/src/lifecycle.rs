@@ -60,6 +60,7 @@ pub(crate) fn wake_up() {
     if AWAKE.load(Ordering::Relaxed) || AWAKE.swap(true, Ordering::Relaxed) {
         return;
     }
+    files::learn_error();
     sanitizer::step_aside();
     settings::read();
     if settings::get().is_some() {
@@ -82,7 +83,6 @@ extern "C" fn constructor() {
     thread::learn();
     fork::learn();
     zerocopy::learn();
-    files::learn_error();
     // Libraries that were initialised earlier may have mapped enough already. No other thread is in `execve` now: what
     // refuses a thread does so for longer than anybody wants to wait.
     start_within(settings, CHILD_TRIES);
@@ -379,7 +379,7 @@ pub(crate) fn start_over(
     thread::start_over();
     identity::start_over();
     let me = share::owner();
-    share::start_over(settings, me);
+    share::start_over(me);
     statistics::open(settings, me);
     STARTED.store(0, Ordering::Relaxed);
     let Some((engine, quiet)) = quiet else { return candidates::forget_made() };

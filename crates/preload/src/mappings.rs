@@ -177,6 +177,8 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
     let end = page_end(start, bytes);
     if replaces && ours.is_engines(start, end) && is_devices(words, flags) {
         drop(ours);
+        // What is there is the program's no more, and need not come back to be given up.
+        ask(Call::Discard, [start, end - start, word(libc::MADV_DONTNEED.into()), 0, 0, 0]).ok();
         give_up(start, end);
         // SAFETY: the program's own call, with its own words.
         return answer_pointer(unsafe { map::forward(libc::SYS_mmap, words) });

@@ -13,6 +13,7 @@
 //! A process without a slot has the whole limit for itself: with `--per-process`, outside of a run,
 //! or if the ledger cannot be mapped. The run counts such a process from outside.
 
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 use zfolio_core::ledger::{Ledger, Member, Owner, SMALL_BYTES, SMALL_MARGIN_BYTES, Seat};
@@ -89,38 +90,47 @@ pub(crate) fn open(settings: &Settings, me: Owner) {
     if !settings.tree || MEMBER.get().is_some() {
         return;
     }
-    match enter(settings, me) {
+    let file = shared::open(&Ledger::file_name(settings.run), size_of::<Ledger>());
+    // The run has ended before this process: there is nobody to share with. Or a sandbox forbids to write to files: the
+    // run counts the process from outside.
+    if file.is_none() && (process::is_filtered() || !process::exists(settings.run)) {
+        return;
+    }
+    match file.and_then(|file| enter(settings, me, &file)) {
         Some(member) => {
             MEMBER.set(member).ok();
         }
-        // The run has ended before this process: there is nobody to share with. Where a sandbox forbids to write to
-        // files, the run counts the process from outside.
-        None if !process::exists(settings.run) || process::is_filtered() => {}
         None => fatal::print_here(format_args!(
             "the ledger of the run cannot be used here: this process has the whole limit for itself"
         )),
     }
 }
 
-fn enter(settings: &Settings, me: Owner) -> Option<Member> {
-    let file = shared::open(&Ledger::file_name(settings.run), size_of::<Ledger>())?;
+fn enter(settings: &Settings, me: Owner, file: &OwnedFd) -> Option<Member> {
     // SAFETY: a ledger consists of atomics (`LEDGER-4`), and open() has checked the size.
-    let ledger: &Ledger = unsafe { shared::map_for_good(&file) }?;
+    let ledger: &'static Ledger = unsafe { shared::map_for_good(file) }?;
     let same = ledger.is_whole() && u64::from(ledger.run()) == settings.run;
-    if same { Member::new(ledger, me) } else { None }
+    if same { Member::new(ledger, me, is_gone(ledger, me)) } else { None }
+}
+
+/// Tells which processes are gone, where nobody else frees their slots: the run does that until it has ended, as it
+/// does before a server that goes to the background. Without this each new process of the server would leave a slot
+/// behind.
+///
+/// Where process ids mean something else than in the run, or a sandbox may forbid to look, none is said to be gone.
+fn is_gone(ledger: &Ledger, me: Owner) -> impl Fn(Owner) -> bool + use<> {
+    let can_look = ledger.is_in(me.namespace) && !process::is_filtered();
+    let is_orphan = can_look && !process::exists(ledger.run().into());
+    move |other: Owner| {
+        is_orphan && other.namespace == me.namespace && !process::exists(other.pid.into())
+    }
 }
 
 /// In a child of `fork`: takes a slot in place of the parent's.
-pub(crate) fn start_over(settings: &Settings, me: Owner) {
+pub(crate) fn start_over(me: Owner) {
     let Some(member) = member() else { return };
     let resident = process::ResidentMeter::new().read().unwrap_or_default();
-    // The run frees the slots of the dead. Once it has ended, as it does before a server that goes to the background,
-    // each child would leave one behind.
-    let is_orphan = !process::exists(settings.run);
-    let is_gone = |other: Owner| {
-        is_orphan && other.namespace == me.namespace && !process::exists(other.pid.into())
-    };
-    if !member.enter(me, resident.memory_bytes, is_gone) {
+    if !member.enter(me, resident.memory_bytes, is_gone(member.ledger(), me)) {
         fatal::print_here(format_args!(
             "the ledger of the run is full: this process has the whole limit for itself"
         ));

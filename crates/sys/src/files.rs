@@ -157,9 +157,10 @@ pub fn read_whole(path: impl AsRef<Path>, bytes_max: usize) -> Result<Vec<u8>, E
 /// end.
 pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno> {
     let mut kept: Vec<u32> = but.iter().map(|file| file.as_raw_fd().unsigned_abs()).collect();
-    kept.sort_unstable();
     // SAFETY: unsharing the table of descriptors copies it: no descriptor changes its meaning.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }?;
+    kept.extend(keep_error());
+    kept.sort_unstable();
     let mut first = 0;
     for kept in kept.iter().copied().chain([u32::MAX]) {
         if first < kept {
@@ -179,6 +180,45 @@ pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno
     IS_USED.store(false, Ordering::Release);
     // SAFETY: this table's copies, which nobody else owns.
     Ok(but.iter().map(|file| unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) }).collect())
+}
+
+/// A copy of standard error in a table of our own, where it is a socket and calls are filtered, and what it is. -1:
+/// none.
+static ERROR_COPY: AtomicI32 = AtomicI32::new(-1);
+static ERROR_COPY_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Copies standard error within the calling thread's table, which is its own, where it could be had later neither by
+/// `pidfd_getfd`, for which a filter may end the process, nor by opening it: a socket, as the journal's. Returns its
+/// number.
+fn keep_error() -> Option<u32> {
+    ERROR_COPY.store(-1, Ordering::Relaxed);
+    let error = std::io::stderr();
+    let kind = rustix::fs::fstat(&error).map(|about| FileType::from_raw_mode(about.st_mode));
+    if kind != Ok(FileType::Socket) || !process::is_filtered() {
+        return None;
+    }
+    let copy = rustix::io::fcntl_dupfd_cloexec(&error, 3).ok()?;
+    let what = identity(copy.as_fd())?;
+    ERROR_COPY_FILE.iter().zip(what).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    let number = copy.into_raw_fd();
+    ERROR_COPY.store(number, Ordering::Relaxed);
+    Some(number.unsigned_abs())
+}
+
+/// Writes a message to that copy, if there is one. In the program's table another file may have its number.
+fn write_to_copy(message: &str) -> bool {
+    let number = ERROR_COPY.load(Ordering::Relaxed);
+    if number < 0 {
+        return false;
+    }
+    // SAFETY: the number is used within this function, for calls that answer an error where no file has it.
+    let copy = unsafe { BorrowedFd::borrow_raw(number) };
+    let what = ERROR_COPY_FILE.each_ref().map(|word| word.load(Ordering::Relaxed));
+    let is_same = identity(copy) == Some(what);
+    if is_same {
+        write_all(copy, message.as_bytes());
+    }
+    is_same
 }
 
 /// Another descriptor of the same open file.
@@ -328,6 +368,9 @@ fn open_error() -> Result<OwnedFd, Errno> {
 /// forbidden, the file is opened once more. If the program has closed it, nothing is written.
 pub fn tell_program(message: &str) {
     let tell = || {
+        if process::is_filtered() && write_to_copy(message) {
+            return Ok(());
+        }
         let error = match programs_error() {
             Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => open_error(),
             error => error,
@@ -356,11 +399,14 @@ pub fn tell_here(message: &[u8]) {
     write_message(std::io::stderr().as_fd(), message);
 }
 
-/// Device and inode of what was standard error when the program began.
+/// Device and inode of what was standard error when the program began, once that is learnt: in a program that zfolio
+/// was loaded into. Others get each message.
 static ERROR_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static IS_LEARNT: AtomicBool = AtomicBool::new(false);
 
 /// Notes what standard error is, before the program runs.
 pub fn learn_error() {
+    IS_LEARNT.store(true, Ordering::Relaxed);
     let what = identity(std::io::stderr().as_fd()).unwrap_or_default();
     ERROR_FILE.iter().zip(what).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
 }
@@ -386,6 +432,9 @@ pub fn is_character_device(number: i32) -> bool {
 
 /// Whether it is a file with contents, other than at the start, that is not for appending, as a log would be.
 fn is_data(error: BorrowedFd<'_>) -> bool {
+    if !IS_LEARNT.load(Ordering::Relaxed) {
+        return false;
+    }
     let Ok(about) = rustix::fs::fstat(error) else { return true };
     let kind = FileType::from_raw_mode(about.st_mode);
     let has_contents = matches!(kind, FileType::RegularFile | FileType::BlockDevice);
@@ -418,7 +467,29 @@ pub fn open_read(path: &CStr) -> Result<OwnedFd, Errno> {
 mod tests {
     use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 
-    use super::{Errno, Exposed, identity, read_whole};
+    use super::{Errno, Exposed, identity, is_data, learn_error, read_whole};
+
+    /// Goal: a message goes to a standard error that is a file from the start, and where nothing was learnt; not into a
+    /// file that has got its number since, unless that is for appending.
+    #[test]
+    fn a_file_of_data_gets_no_message() {
+        let folder = std::env::current_exe().unwrap();
+        let path = |name: &str| folder.with_extension(format!("{name}-{}", std::process::id()));
+        let [log, data] = ["log", "data"].map(path);
+        let is_good = crate::testing::in_child(|| {
+            let take = |file: &std::fs::File| rustix::stdio::dup2_stderr(file).is_ok();
+            let is_refused = || is_data(std::io::stderr().as_fd());
+            let first = std::fs::File::create(&log).unwrap();
+            let other = std::fs::File::create(&data).unwrap();
+            let appended = std::fs::File::options().append(true).open(&data).unwrap();
+            let before = take(&other) && !is_refused() && take(&first);
+            learn_error();
+            let same = !is_refused();
+            before && same && take(&other) && is_refused() && take(&appended) && !is_refused()
+        });
+        [log, data].iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        assert!(is_good);
+    }
 
     /// Goal: nobody else's file is closed. Method: another file is put under the number of one before that is dropped.
     #[test]

@@ -186,10 +186,12 @@ pub fn serve_disk() -> Result<(), Errno> {
     rustix::process::configure_io_flusher_behavior(true)
 }
 
-/// Whether there is a process of this id.
+/// Whether there is a process of this id in this PID namespace. One that has ended, and was not waited for, is there.
 #[must_use]
 pub fn exists(id: u64) -> bool {
-    std::path::Path::new(&format!("/proc/{id}")).exists()
+    let id = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw);
+    // Not by /proc, which may be missing, or hide processes of other users.
+    id.is_some_and(|id| rustix::process::test_kill_process(id) != Err(Errno::SRCH))
 }
 
 /// Whether a tracer is attached. False if `/proc` is not mounted.
@@ -255,10 +257,20 @@ pub fn abort_now(status: i32) -> ! {
 
 #[cfg(test)]
 mod tests {
-    use super::{ResidentMeter, filters, has_capability, number_of};
+    use super::{ResidentMeter, exists, filters, has_capability, number_of};
     use std::ffi::CString;
     use std::os::fd::AsFd;
     use std::os::unix::ffi::OsStrExt as _;
+
+    /// Goal: a process is there until it was waited for, and none that never was.
+    #[test]
+    fn a_process_is_there_until_it_was_waited_for() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let id = child.id().into();
+        assert!(exists(id) && exists(1) && exists(super::id().into()));
+        child.wait().unwrap();
+        assert!(!exists(id) && !exists(0) && !exists(1 << 40));
+    }
 
     /// Goal: a line is found wherever it is, also behind a long one, and only from its beginning on. Method: files in
     /// which it crosses the end of each piece that is read.

@@ -154,7 +154,8 @@ pub(crate) struct AddArgs {
     /// A directory on a disk, in which a file without a name is made, or a block device that nobody uses. What is
     /// written is encrypted, as compressed as it is in memory, and gone when the disk ends. SIZE is how much may be
     /// used, half of what is free in the directory by default. Places with a higher N are filled first.
-    #[arg(long, value_name = "DIR|DEV[,size=SIZE][,prio=N]", value_parser = Site::parse)]
+    #[arg(long, value_name = "DIR|DEV[,size=SIZE][,prio=N]", value_parser = Site::parse,
+          value_hint = ValueHint::AnyPath)]
     pub(super) writeback: Vec<Site>,
 
     /// How many seconds a unit must not have been used before it is written back by itself

@@ -251,10 +251,12 @@ impl Life<'_> {
             let data = size::display(ram.zram().mm_stat().orig_data_size);
             let Some(kept) = kept else {
                 // Whoever has asked for the end as usual waits for a save.
-                control.note_unsaved(&format!(
-                    "the disk has ended without being saved: another command has asked for that, with --no-save; \
-                     {data} of contents are dropped"
-                ));
+                if self.kept.is_some() {
+                    control.note_unsaved(&format!(
+                        "the disk has ended without being saved: another command has asked for that, with --no-save; \
+                         {data} of contents are dropped"
+                    ));
+                }
                 return Ok(format!("{data} of contents are dropped"));
             };
             // A command may come again, a signal ends the disk.

@@ -23,8 +23,22 @@ use super::supervisor::Supervisor;
 use super::waits;
 use crate::stats_file::StatsFile;
 
+/// The figures of processes by the label of their command.
+#[derive(Clone, Debug)]
+pub(super) struct Groups(BTreeMap<String, Group>);
+
+impl Groups {
+    pub(super) fn new() -> Groups {
+        Groups(BTreeMap::new())
+    }
+
+    pub(super) fn add(&mut self, file: &StatsFile) {
+        self.0.entry(label("command", &file.command())).or_default().add(file);
+    }
+}
+
 /// The figures of all processes with one command.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Group {
     /// Processes that run.
     live: u64,
@@ -40,7 +54,7 @@ struct Group {
 macro_rules! sums {
     ($(#[$doc:meta])* $name:ident: $($figure:ident,)+) => {
         $(#[$doc])*
-        #[derive(Debug, Default)]
+        #[derive(Clone, Debug, Default)]
         struct $name { $($figure: u64,)+ }
 
         impl $name {
@@ -106,13 +120,15 @@ pub(super) fn page(
         let files = ended.files();
         let limit_bytes = ledger.map_or(limit_bytes, Ledger::total_bytes);
         let charged_bytes = ledger.map(|ledger| ledger.sum_bytes().0);
-        text(ended.kept().chain(&files), &info, limit_bytes, charged_bytes)
+        let mut groups = ended.sums.clone();
+        ended.kept().chain(&files).for_each(|file| groups.add(file));
+        text(&groups, &info, limit_bytes, charged_bytes)
     })
 }
 
 /// The page.
-fn text<'f>(
-    files: impl IntoIterator<Item = &'f StatsFile>,
+fn text(
+    Groups(groups): &Groups,
     info: &str,
     limit_bytes: u64,
     charged_bytes: Option<u64>,
@@ -128,12 +144,8 @@ fn text<'f>(
         let meaning = "What all processes together have charged against the limit.";
         page.gauge("charged_bytes", meaning, &[("", charged_bytes)]);
     }
-    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
-    files
-        .into_iter()
-        .for_each(|file| groups.entry(label("command", &file.command())).or_default().add(file));
-    gauges(&mut page, &groups);
-    counters(&mut page, &groups);
+    gauges(&mut page, groups);
+    counters(&mut page, groups);
     page.finish()
 }
 
@@ -242,7 +254,7 @@ mod tests {
 
     use zfolio_block::testing;
 
-    use super::text;
+    use super::{Groups, text};
     use crate::stats_file::StatsFile;
 
     fn process(pid: u32, command: &str, live: bool, faults: u64) -> StatsFile {
@@ -258,10 +270,16 @@ mod tests {
         file
     }
 
+    fn groups(files: &[StatsFile]) -> Groups {
+        let mut groups = Groups::new();
+        files.iter().for_each(|file| groups.add(file));
+        groups
+    }
+
     /// Goal: the dashboard asks for nothing that the page does not have.
     #[test]
     fn the_dashboard_knows_the_names() {
-        let page = text(&[process(1, "sh", true, 1)], "", 64, Some(40));
+        let page = text(&groups(&[process(1, "sh", true, 1)]), "", 64, Some(40));
         testing::check_dashboard(
             include_str!("../../../../examples/grafana.json"),
             "zfolio_run_",
@@ -275,7 +293,7 @@ mod tests {
     fn counters_keep_what_has_ended() {
         let files =
             [process(1, "cc1", false, 2), process(2, "cc1", true, 3), process(3, "a\"b", true, 0)];
-        let page = text(&files, "unit=\"4K\"", 64, Some(40));
+        let page = text(&groups(&files), "unit=\"4K\"", 64, Some(40));
         let has = |line: &str| assert!(page.contains(&format!("\n{line}\n")), "{line} in {page}");
         has("zfolio_run_info{unit=\"4K\"} 1");
         has("zfolio_run_limit_bytes 64");
@@ -296,7 +314,7 @@ mod tests {
             "zfolio_run_fault_duration_seconds_bucket{command=\"cc1\",kind=\"stored\",le=\"0.000004096\"} 5",
         );
         has("zfolio_run_fault_duration_seconds_count{command=\"cc1\",kind=\"stored\"} 5");
-        let alone = text(&[], "", 64, None);
+        let alone = text(&groups(&[]), "", 64, None);
         assert!(
             !alone.contains("zfolio_run_charged_bytes")
                 && alone.contains("\nzfolio_run_limit_bytes 64\n")

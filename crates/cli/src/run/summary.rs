@@ -480,8 +480,11 @@ impl Story<'_> {
         if count == 0 {
             return Ok(());
         }
-        let compressed = others().filter(|file| was_compressed(file)).count();
+        let compressed =
+            others().filter(|file| was_compressed(file)).count() + self.counted.compressed;
         let over = others().filter(|file| self.is_over(self.peak_bytes(file))).count();
+        // As of the limit at the start; one that follows the machine may have been higher.
+        let over = over + if self.settings.auto { 0 } else { self.counted.over };
         let live = others().filter(|file| file.live).count();
         let largest =
             others().map(|file| self.peak_bytes(file)).chain([self.counted.peak_bytes]).max();

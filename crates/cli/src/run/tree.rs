@@ -394,6 +394,12 @@ impl Tree {
         self.seen.len() + unseen.count()
     }
 
+    /// Whether the process that left `file` was there at the last look.
+    pub(super) fn has(&self, file: &StatsFile) -> bool {
+        let key = |one: &Member| (one.inner_pid, one.start_ticks);
+        self.members.values().any(|one| key(one) == file.key())
+    }
+
     /// Whether the program itself left `file`.
     pub(super) fn is_first(&self, file: &StatsFile) -> bool {
         file.pid == self.first

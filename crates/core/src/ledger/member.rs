@@ -1,6 +1,6 @@
 //! A process's own place in the ledger.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::{Ledger, Owner, SLOTS, Seat};
 
@@ -9,19 +9,26 @@ use super::{Ledger, Owner, SLOTS, Seat};
 pub struct Member {
     ledger: &'static Ledger,
     index: AtomicUsize,
+    /// The process, as the slot names it: another may have taken the slot over.
+    word: AtomicU64,
 }
 
 impl Member {
     /// Enters `owner`. `None`: no slot is free.
-    #[must_use]
-    pub fn new(ledger: &'static Ledger, owner: Owner) -> Option<Member> {
-        Some(Member { ledger, index: AtomicUsize::new(ledger.enter(owner)?) })
-    }
-
-    /// In a child of `fork`: enters it, in place of its parent. False: no slot is free, and the
-    /// child has no limit of the tree's.
     ///
     /// `is_gone` tells which processes are gone if nobody else frees their slots, and else nothing of any.
+    #[must_use]
+    pub fn new(
+        ledger: &'static Ledger,
+        owner: Owner,
+        is_gone: impl Fn(Owner) -> bool,
+    ) -> Option<Member> {
+        let index = AtomicUsize::new(ledger.enter_for_the_dead(owner, is_gone)?);
+        Some(Member { ledger, index, word: AtomicU64::new(owner.word()) })
+    }
+
+    /// In a child of `fork`: enters it as [`Member::new`] does, in place of its parent. False: no slot is free, and
+    /// the child has no limit of the tree's.
     pub fn enter(
         &self,
         owner: Owner,
@@ -33,6 +40,7 @@ impl Member {
             return false;
         };
         self.ledger.seat(index).set_forked(resident_bytes);
+        self.word.store(owner.word(), Relaxed);
         self.index.store(index, Relaxed);
         true
     }
@@ -41,7 +49,7 @@ impl Member {
     /// outside.
     pub fn leave(&self) {
         let index = self.index.swap(usize::MAX, Relaxed);
-        if index < SLOTS {
+        if index < SLOTS && self.ledger.seat(index).owner().word() == self.word.load(Relaxed) {
             self.ledger.release(index);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Ledger, Owner, SLOTS, SMALL_MARGIN_BYTES, signed};
+use super::{Ledger, Member, Owner, SLOTS, SMALL_MARGIN_BYTES, signed};
 use crate::testing::{Random, seed};
 
 const MIB: u64 = 1 << 20;
@@ -236,6 +236,27 @@ fn children_without_a_supervisor_take_over_what_the_dead_had() {
     assert_eq!((server.owner(), server.share_bytes()), (owner(1), FIRST));
     // While nobody is gone, a new one has a slot of its own.
     assert_eq!(ledger.enter_for_the_dead(owner(9_999), |_| false), Some(2));
+}
+
+/// Goal: a process whose slot was taken over, since somebody thought that it was gone, does not end the slot of the
+/// other.
+#[test]
+fn who_has_lost_its_slot_leaves_that_of_another_alone() {
+    let ledger: &'static Ledger = Box::leak(Box::new(ledger()));
+    let member = Member::new(ledger, owner(1), |_| false).unwrap();
+    assert_eq!(ledger.enter_for_the_dead(owner(2), |other| other.pid == 1), Some(0));
+    member.leave();
+    assert_eq!((ledger.seat(0).owner(), ledger.seat(0).share_bytes()), (owner(2), FIRST));
+    assert!(member.seat().is_none());
+}
+
+/// Goal: process ids are those of the run only where both namespaces are known, and the same.
+#[test]
+fn an_unknown_namespace_is_that_of_nobody() {
+    let ledger = ledger();
+    assert!(!ledger.is_in(0) && !ledger.is_in(7));
+    ledger.set_namespace(7);
+    assert!(!ledger.is_in(0) && ledger.is_in(7) && !ledger.is_in(8));
 }
 
 #[test]
