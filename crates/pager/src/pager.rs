@@ -17,6 +17,8 @@ use std::thread::JoinHandle;
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::ledger::Owner;
 use zfolio_core::page::UnitOrder;
+use zfolio_core::ranges::Ranges;
+use zfolio_core::stats::add;
 use zfolio_core::sync::Mutex;
 use zfolio_core::zcomp::{ALGORITHM_DEFAULT, Choice};
 use zfolio_sys::map::{self, Reservation};
@@ -309,7 +311,7 @@ pub(crate) struct Core {
     strict: bool,
     /// The process that has the threads (`LIB-2`).
     process: u32,
-    /// Regions that are not registered yet, because they fit under the limit together.
+    /// What is not registered yet, because all regions fit under the limit together.
     native: Mutex<1, Native>,
 }
 
@@ -324,7 +326,8 @@ pub(crate) struct Native {
     /// The size of all regions, registered or not.
     bytes: u64,
     engaged: bool,
-    regions: Vec<(usize, usize)>,
+    /// What is to be registered, a range for each region, without the parts that were pinned before.
+    waiting: Ranges,
 }
 
 /// The function that a thread of the engine runs until the engine stops.
@@ -415,18 +418,31 @@ impl Core {
     fn engage(&self, native: &mut Native) -> Result<(), Error> {
         native.engaged = true;
         self.engine.engage();
-        while let Some((start, end)) = native.regions.last().copied() {
+        while let Some((start, end)) = native.first_waiting() {
             self.engine.adopt(start, end)?;
-            native.regions.pop();
+            native.waiting.remove(start, end);
         }
         Ok(())
+    }
+
+    /// Leaves a range of a region to the kernel for good, registered or not. Folios that are in the range in part
+    /// are left whole.
+    pub(crate) fn pin(&self, start: usize, end: usize) {
+        let geometry = self.engine.geometry();
+        let (start, end) = (geometry.base(start), geometry.base_above(end));
+        // The lock is not held below, so another region may be registered meanwhile. What is taken out here never is.
+        let waited = self.native.lock().waiting.remove(start, end);
+        add(&self.engine.figures().pinned_bytes, waited as u64);
+        if waited < end - start {
+            self.engine.pin(start, end);
+        }
     }
 
     /// Adds a mapped region, and registers the regions if they no longer fit under the limit.
     fn add(&self, start: usize, end: usize) -> Result<(), Error> {
         let mut native = self.native.lock();
         native.bytes += (end - start) as u64;
-        native.regions.push((start, end));
+        native.waiting.insert(start, end);
         if native.engaged || native.bytes > self.engine.limit_bytes() {
             if let Err(error) = self.engage(&mut native) {
                 // The new region is removed again. Others that could not be registered are tried
@@ -460,9 +476,13 @@ impl Core {
 }
 
 impl Native {
+    fn first_waiting(&self) -> Option<(usize, usize)> {
+        self.waiting.iter().next()
+    }
+
     fn remove(&mut self, start: usize, end: usize) {
         self.bytes -= (end - start) as u64;
-        self.regions.retain(|region| *region != (start, end));
+        self.waiting.remove(start, end);
     }
 }
 

@@ -45,7 +45,7 @@ impl Region {
 
     /// Keeps `range` resident for good, in whole folios of 64 KiB, or of one unit if that is
     /// larger. Pinned folios no longer count against the limit, and system calls reach them in
-    /// every mode.
+    /// every mode. That holds also for what is pinned while all regions fit under the limit together.
     ///
     /// ```
     /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -64,7 +64,7 @@ impl Region {
         let start = self.space.address();
         let (from, to) = (start + range.start.min(self.bytes), start + range.end.min(self.bytes));
         if from < to {
-            self.core.engine.pin(from, to);
+            self.core.pin(from, to);
         }
     }
 

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+use std::io::Write as _;
+
 use zfolio_pager::{Error, Pager};
 
 const MIB: usize = 1 << 20;
@@ -226,7 +228,6 @@ fn below_the_limit_nothing_faults() {
 /// part, and succeeds for a pinned one.
 #[test]
 fn the_kernel_reaches_pinned_memory() {
-    use std::io::Write as _;
     let pager = Pager::builder().limit(8 << 20).build().unwrap();
     let mut region = pager.map(64 * MIB).unwrap();
     fill(&mut region, 3);
@@ -239,6 +240,36 @@ fn the_kernel_reaches_pinned_memory() {
     fill(&mut region, 4);
     assert!(null.write(&region[..8]).is_ok());
     verify(&region, 4);
+}
+
+/// Goal: what is pinned while everything still fits stays resident later. Method: pin a part of a region, then map a
+/// second one, with which they no longer fit, and fill both; the kernel reads the pinned part, and not the rest.
+/// `engage` registered the whole region, and the pinned part was compressed like the rest.
+#[test]
+fn what_is_pinned_before_the_limit_matters_stays() {
+    const FOLIO: usize = 64 << 10;
+    let pager = Pager::builder().limit(8 << 20).unit(4096).build().unwrap();
+    let mut region = pager.map(6 * MIB).unwrap();
+    region.pin(MIB + 5..MIB + 6);
+    region.pin(6 * MIB - 1..usize::MAX);
+    assert_eq!(figure(&pager, "engaged"), 0);
+    assert_eq!(figure(&pager, "pinned_bytes"), 2 * FOLIO as u64);
+    let mut second = pager.map(32 * MIB).unwrap();
+    assert_eq!(figure(&pager, "engaged"), 1);
+    let mut null = std::fs::File::options().write(true).open("/proc/self/comm").unwrap();
+    for round in 0..2 {
+        fill(&mut region, round);
+        fill(&mut second, round);
+        for pinned in [MIB..MIB + FOLIO, 6 * MIB - FOLIO..6 * MIB] {
+            for page in region[pinned].chunks(4096) {
+                null.write_all(&page[..8]).unwrap();
+            }
+        }
+        let missing = |page: &[u8]| (&null).write(&page[..8]).is_err();
+        assert!(region[2 * MIB..5 * MIB].chunks(4096).any(missing), "nothing was compressed");
+        verify(&region, round);
+        verify(&second, round);
+    }
 }
 
 /// Goal: a dropped pager gives all of its memory back. Method: compare the process's memory after many
