@@ -438,20 +438,22 @@ impl Core {
         }
     }
 
-    /// Adds a mapped region, and registers the regions if they no longer fit under the limit.
-    fn add(&self, start: usize, end: usize) -> Result<(), Error> {
+    /// Adds a mapped region, and registers the regions if they no longer fit under the limit. If any cannot be
+    /// registered, the new one is unmapped: it may be registered by then. The others are tried again when the next
+    /// region is added.
+    fn add(&self, space: Reservation) -> Result<Reservation, Error> {
+        let (start, end) = (space.address(), space.address() + space.bytes());
         let mut native = self.native.lock();
         native.bytes += (end - start) as u64;
         native.waiting.insert(start, end);
-        if native.engaged || native.bytes > self.engine.limit_bytes() {
-            if let Err(error) = self.engage(&mut native) {
-                // The new region is removed again. Others that could not be registered are tried
-                // again when the next region is added.
-                native.remove(start, end);
-                return Err(error);
-            }
+        let must_engage = native.engaged || native.bytes > self.engine.limit_bytes();
+        let engaged = if must_engage { self.engage(&mut native) } else { Ok(()) };
+        drop(native);
+        if let Err(error) = engaged {
+            self.remove(start, end, || drop(space));
+            return Err(error);
         }
-        Ok(())
+        Ok(space)
     }
 
     /// Forgets a region, and calls `unmap` to unmap it while no folio is moving in or out.
@@ -548,11 +550,10 @@ impl Pager {
         let whole = whole.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or(Errno::NOMEM);
         let whole = whole.map_err(refused)?;
         let space = Reservation::for_program(whole, folio).map_err(refused)?;
-        let (start, end) = (space.address(), space.address() + whole);
         // A child would read zeros instead of compressed data, so it does not inherit the region:
         // its touch is an error instead. Besides, pages shared with a child could not be moved out.
-        map::keep_from_children(start, whole).map_err(refused)?;
-        self.0.add(start, end)?;
+        map::keep_from_children(space.address(), whole).map_err(refused)?;
+        let space = self.0.add(space)?;
         Ok(Region::new(Arc::clone(&self.0), space, bytes))
     }
 
@@ -612,5 +613,53 @@ impl fmt::Debug for Pager {
             .field("algorithm", &format_args!("{}", config.algorithm))
             .field("unit_bytes", &config.unit.bytes())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::sync::Arc;
+
+    use zfolio_core::page::PAGE_BYTES;
+
+    use super::{Error, Mode, Pager, Region, Reservation};
+
+    const MIB: usize = 1 << 20;
+
+    /// Goal: a region that was refused is not managed once it is gone. Method: of an older region, in which a file is
+    /// mapped, the registration fails, after that of the new one, which is at a lower address. The new one stayed in
+    /// the table, so what the program mapped there later was taken for managed memory.
+    #[test]
+    #[allow(unsafe_code, reason = "maps a file in a region")]
+    fn a_refused_region_is_not_managed() {
+        if let Err(why) = Mode::Inline.check() {
+            return eprintln!("SKIPPED: {why}");
+        }
+        let pager = Pager::builder().limit(8 << 20).build().unwrap();
+        let core = &pager.0;
+        let folio = core.engine.geometry().folio_bytes();
+        let mut spaces = [(); 2].map(|()| Reservation::for_program(6 * MIB, folio).unwrap());
+        spaces.sort_by_key(Reservation::address);
+        let [new, old] = spaces;
+        let old = Region::new(Arc::clone(core), core.add(old).unwrap(), 6 * MIB);
+
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let place = std::ptr::from_ref(&old[MIB]).cast_mut();
+        let (read, fixed) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_FIXED);
+        // SAFETY: the page is the region's, and nobody looks at it.
+        let mapped =
+            unsafe { libc::mmap(place.cast(), PAGE_BYTES, read, fixed, file.as_raw_fd(), 0) };
+        assert_eq!(mapped, place.cast());
+
+        let new_at = new.address();
+        let refused = core.add(new);
+        assert!(matches!(refused, Err(Error::Memory { .. })), "{refused:?}");
+        assert!(!core.engine.table.read().manages(new_at));
+        assert_eq!(pager.stats().mapped_bytes, 6 << 20);
+        drop(old);
+        let mut region = pager.map(16 * MIB).unwrap();
+        region.fill(7);
+        assert!(region.iter().all(|byte| *byte == 7));
     }
 }
