@@ -4,7 +4,8 @@
 //!
 //! - `INL-1` The handler runs with every signal blocked, so it is never interrupted while it holds
 //!   a lock of an engine.
-//! - `INL-2` A SIGBUS that no engine serves goes to the handler that was installed before ours.
+//! - `INL-2` A SIGBUS that no engine serves goes to the handler that was installed before ours. So does one that says
+//!   that memory is defective: the access would only fail again, for ever.
 //! - `INL-3` The handler leaves `errno` as it was: the thread may be between a call that failed and its look at
 //!   `errno`.
 //!
@@ -52,7 +53,7 @@ pub(crate) fn register(engine: &'static Engine) -> Option<Registered> {
     INSTALL.call_once(install);
     let pointer = std::ptr::from_ref(engine).cast_mut();
     SLOTS.iter().enumerate().find_map(|(index, slot)| {
-        // Release: pairs with the SeqCst load in on_sigbus(): a thread that sees the pointer sees
+        // Release: pairs with the SeqCst load in ask(): a thread that sees the pointer sees
         // the engine.
         let null = std::ptr::null_mut();
         let taken =
@@ -66,7 +67,7 @@ pub(crate) fn register(engine: &'static Engine) -> Option<Registered> {
 impl Drop for Registered {
     fn drop(&mut self) {
         let slot = &SLOTS[self.0];
-        // SeqCst, as in on_sigbus(): either the handler sees null, or we see that it is inside.
+        // SeqCst, as in ask(): either the handler sees null, or we see that it is inside.
         slot.engine.store(std::ptr::null_mut(), Ordering::SeqCst);
         while slot.inside.load(Ordering::SeqCst) != 0 {
             std::thread::yield_now();
@@ -103,6 +104,23 @@ extern "C" fn forget_all() {
     }
 }
 
+/// What the engine in a slot says, if there is one.
+#[allow(unsafe_code, reason = "the engine is counted as in use")]
+fn ask<R>(slot: &Slot, question: impl FnOnce(&Engine) -> R) -> Option<R> {
+    // A thread that faults on an engine's memory got that address after the engine was registered, so it sees the slot
+    // filled.
+    if slot.engine.load(Ordering::Relaxed).is_null() {
+        return None;
+    }
+    slot.inside.fetch_add(1, Ordering::SeqCst);
+    let engine = slot.engine.load(Ordering::SeqCst);
+    // SAFETY: a pointer in a slot is a live engine while `inside` is counted: Registered::drop takes the pointer out
+    // first and then waits for us.
+    let answer = unsafe { engine.as_ref() }.map(question);
+    slot.inside.fetch_sub(1, Ordering::SeqCst);
+    answer
+}
+
 #[allow(unsafe_code, reason = "the handler")]
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let began = clock::monotonic_ns();
@@ -111,21 +129,18 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     let about = unsafe { &*info };
     // SAFETY: SIGBUS has an address.
     let address = unsafe { about.si_addr() } as usize;
-    // A signal that was sent by a process has no address.
-    let slots = if about.si_code > 0 { &SLOTS[..] } else { &[] };
-    // A thread that faults on an engine's memory got that address after the engine was registered, so it sees the slot
-    // filled.
-    let has_engine = |slot: &&Slot| !slot.engine.load(Ordering::Relaxed).is_null();
-    for slot in slots.iter().filter(has_engine) {
-        slot.inside.fetch_add(1, Ordering::SeqCst);
-        let engine = slot.engine.load(Ordering::SeqCst);
-        // SAFETY: a pointer in a slot is a live engine while `inside` is counted: Registered::drop
-        // takes the pointer out first and then waits for us.
-        let served = unsafe { engine.as_ref() }.is_some_and(|engine| engine.serves(address, began));
-        slot.inside.fetch_sub(1, Ordering::SeqCst);
-        if served {
-            return;
-        }
+    // A missing page of a userfaultfd is BUS_ADRERR. A signal that was sent by a process has no address, and a page
+    // whose memory is defective (BUS_MCEERR_AR) is not missing.
+    let slots = if about.si_code == libc::BUS_ADRERR { &SLOTS[..] } else { &[] };
+    let is_served =
+        slots.iter().any(|slot| ask(slot, |engine| engine.serves(address, began)) == Some(true));
+    // The page may have been pinned after it was touched. Then it is left to the kernel, and the access works when it
+    // is repeated. Any engine can find that out, after all have said that the page is not theirs.
+    if is_served
+        || slots.iter().find_map(|slot| ask(slot, |engine| engine.is_the_kernels(address)))
+            == Some(true)
+    {
+        return;
     }
     drop(errno);
     pass_on(signal, info, context);
@@ -163,7 +178,9 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
     // SAFETY: null, or leaked by install() and never changed.
     let Some(previous) = (unsafe { previous.as_ref() }) else { return };
     // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo.
-    let sent = unsafe { &*info }.si_code <= 0;
+    let code = unsafe { &*info }.si_code;
+    // By a process, or by the kernel about defective memory that no access has met yet: nothing is repeated.
+    let sent = code <= 0 || code == libc::BUS_MCEERR_AO;
     match previous.sa_sigaction {
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
@@ -190,7 +207,7 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
 }
 
 impl Engine {
-    /// Serves a fault if `address` is in this engine's memory. True if the access can be repeated.
+    /// Serves a fault if `address` is in this engine's memory, or staged by it. True if the access can be repeated.
     pub(crate) fn serves(&self, address: usize, began: u64) -> bool {
         let (mut tries, mut turn) = (Tries::default(), Turn::new(began));
         let mut last = None;
@@ -217,13 +234,15 @@ impl Engine {
             add(&self.figures().faults_spilled, 1);
             turn.spilled_ns += self.now_ns().saturating_sub(since);
         }
-        if self.mover.has(address) {
+        let is_staged = self.mover.has(address);
+        if is_staged {
             self.mover.answer_stranger(address);
-            return true;
         }
-        // The page may have been pinned after it was touched. Then it is left to the kernel, and
-        // the access works when it is repeated. If nothing is mapped there, populating the page
-        // fails.
+        is_staged
+    }
+
+    /// Whether the kernel itself serves a touch of `address`. If nothing is mapped there, populating the page fails.
+    pub(crate) fn is_the_kernels(&self, address: usize) -> bool {
         self.mover.is_the_kernels(address)
     }
 }

@@ -314,6 +314,22 @@ fn lengths_out_of_all_bounds_are_refused_or_do_nothing() {
     assert!(region[4 * MIB..].iter().all(|byte| *byte == 0));
 }
 
+/// Goal: each of several pagers serves its own memory, and what was pinned in any of them is left to the kernel.
+/// Method: three pagers, whose regions are used by turns, while parts of them are pinned.
+#[test]
+fn several_pagers_keep_to_their_own() {
+    let pagers = [(); 3].map(|()| Pager::builder().limit(8 << 20).build().unwrap());
+    let mut regions = [0, 1, 2].map(|index| pagers[index].map(16 * MIB).unwrap());
+    for round in 0..3 {
+        regions.iter_mut().for_each(|region| fill(region, round));
+        regions.iter().for_each(|region| verify(region, round));
+        regions.iter().for_each(|region| region.pin(usize::from(round) * MIB..MIB));
+    }
+    for pager in &pagers {
+        assert!(figure(pager, "faults_stored") > 0);
+    }
+}
+
 #[test]
 fn bad_settings_are_refused_by_name() {
     let told = |result: Result<Pager, Error>| result.unwrap_err().to_string();
