@@ -128,6 +128,8 @@ pub enum Error {
     OverLimit(OverLimit),
     /// There is nothing to spill to.
     Spill(PlaceError),
+    /// The pager was made by another process, of which this one is a child: build a new one.
+    Inherited,
     /// More pagers in inline mode than a process can have: drop one, or use one for several
     /// regions.
     TooManyPagers {
@@ -204,6 +206,9 @@ impl fmt::Display for Error {
             }
             Error::OverLimit(over) => over.fmt(f),
             Error::Spill(why) => why.fmt(f),
+            Error::Inherited => {
+                f.write_str("the pager was made by another process, of which this one is a child")
+            }
             Error::TooManyPagers { most } => {
                 write!(f, "more than {most} pagers in inline mode in one process")
             }

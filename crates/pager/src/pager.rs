@@ -7,7 +7,8 @@
 //!
 //! - `LIB-1` The engine outlives its threads, every handler that may find it, and every region.
 //! - `LIB-2` A child of `fork` has none of the threads, and perhaps locks that no thread will
-//!   release. It never waits for anything here, and frees nothing.
+//!   release. It never waits for anything here, and frees nothing. It changes nothing either: what a pager has open
+//!   acts on the memory of the process that made it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -473,7 +474,7 @@ impl Core {
 
     /// In strict mode: an error while the limit is passed.
     pub(crate) fn check_strict(&self) -> Result<(), Error> {
-        if self.strict { self.engine.check_limit() } else { Ok(()) }
+        if self.strict && !self.is_a_childs() { self.engine.check_limit() } else { Ok(()) }
     }
 }
 
@@ -540,8 +541,11 @@ impl Pager {
     /// # Errors
     ///
     /// [`Error::Memory`]: no address space, or too many mappings (`vm.max_map_count`).
-    /// [`Error::OverLimit`] with [`Builder::strict`].
+    /// [`Error::OverLimit`] with [`Builder::strict`]. [`Error::Inherited`] in a child of `fork`.
     pub fn map(&self, bytes: usize) -> Result<Region, Error> {
+        if self.0.is_a_childs() {
+            return Err(Error::Inherited);
+        }
         self.0.check_strict()?;
         let folio = self.0.engine.geometry().folio_bytes();
         let refused = |errno| Error::Memory { what: "mapping a region", errno };
@@ -591,16 +595,22 @@ impl Pager {
     /// println!("{stats}");
     /// # Ok::<(), zfolio::Error>(())
     /// ```
+    ///
+    /// In a child of `fork` they are those of the process that made the pager, as far as it has published them, with
+    /// nothing mapped.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        if self.0.is_a_childs() {
+            return Stats::of(self.0.engine, 0);
+        }
         self.0.engine.sample();
         Stats::of(self.0.engine, self.0.native.lock().bytes)
     }
 
-    /// By how much the limit is passed now; `None` while it is held.
+    /// By how much the limit is passed now; `None` while it is held, and in a child of `fork`.
     #[must_use]
     pub fn over_limit(&self) -> Option<OverLimit> {
-        self.0.engine.excess()
+        if self.0.is_a_childs() { None } else { self.0.engine.excess() }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::pager::Core;
 /// dropped.
 ///
 /// [`prefault`](Region::prefault), [`pin`](Region::pin) and [`clear`](Region::clear) cut their
-/// range off at the region's end.
+/// range off at the region's end. In a child of `fork`, where the region is not mapped, they do nothing.
 pub struct Region {
     pub(crate) core: Arc<Core>,
     /// Unmapped in `drop`, by `Core::remove`.
@@ -63,7 +63,7 @@ impl Region {
     pub fn pin(&self, range: Range<usize>) {
         let start = self.space.address();
         let (from, to) = (start + range.start.min(self.bytes), start + range.end.min(self.bytes));
-        if from < to {
+        if from < to && !self.core.is_a_childs() {
             self.core.pin(from, to);
         }
     }
@@ -76,7 +76,7 @@ impl Region {
         let start = self.space.address();
         let from = start + range.start.min(self.bytes).next_multiple_of(unit);
         let to = start + range.end.min(self.bytes) / unit * unit;
-        if from < to {
+        if from < to && !self.core.is_a_childs() {
             // SAFETY: `&mut self`: nobody else looks at the region's bytes.
             let call = |at, bytes| unsafe { map::release(at, bytes) };
             // A sandbox may forbid the call.

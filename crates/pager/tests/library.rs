@@ -9,6 +9,7 @@
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
@@ -219,6 +220,134 @@ fn a_child_is_stopped_at_a_touch_and_may_drop() {
         let (_pager, region) = both.unwrap();
         assert!(region.iter().zip(0_usize..).all(|(byte, at)| *byte == at.to_le_bytes()[1]));
     }
+}
+
+/// Goal: a child of `fork` that uses what it inherited changes nothing of its parent's, and nothing ends it. What the
+/// pager has open acts on the parent's memory: `pin` in the child unregistered the parent's pages.
+#[test]
+fn a_child_changes_nothing_of_its_parents() {
+    for mode in modes() {
+        let pager = Pager::builder().limit(8 << 20).mode(mode).strict(true).build().unwrap();
+        let mut region = pager.map(24 * MIB).unwrap();
+        let pattern = |at: usize| at.to_le_bytes()[1];
+        region.iter_mut().zip(0_usize..).for_each(|(byte, at)| *byte = pattern(at));
+        let used = in_child(|| {
+            region.pin(0..24 * MIB);
+            region.prefault(0..24 * MIB);
+            region.clear(0..24 * MIB);
+            let refused = pager.map(MIB).unwrap_err();
+            let io = std::io::Error::from(pager.map_slice::<u64>(5).unwrap_err());
+            let stats = pager.stats();
+            let is_as_expected = matches!(refused, Error::Inherited)
+                && refused.to_string().contains("another process")
+                && io.kind() == ErrorKind::InvalidInput
+                && stats.mapped_bytes == 0
+                && stats.figures.limit_bytes == 8 << 20
+                && pager.over_limit().is_none();
+            if !is_as_expected {
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(8) };
+            }
+        });
+        assert!(libc::WIFEXITED(used) && libc::WEXITSTATUS(used) == 7, "{mode:?}: {used:#x}");
+        let figures = pager.stats().figures;
+        assert_eq!((figures.pinned_bytes, figures.removes), (0, 0), "{mode:?}");
+        assert!(region.iter().zip(0_usize..).all(|(byte, at)| *byte == pattern(at)), "{mode:?}");
+    }
+}
+
+/// Runs the test `name` again in a process of its own, with `MARK` set.
+fn again(name: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(MARK, name);
+    command
+}
+
+/// Set in a process that [`again`] starts.
+const MARK: &str = "ZFOLIO_TEST_AGAIN";
+
+/// Goal: the line about a passed limit holds no fault up. Method: a process whose standard error is a full pipe that
+/// nobody reads passes its limit, and says so on standard output; then the pipe is read, and has the line. The faulting
+/// thread wrote it, and waited for a reader while it had the table locked.
+#[test]
+fn the_line_about_the_limit_holds_nobody_up() {
+    use std::io::{BufRead as _, Read as _, Write as _};
+    if std::env::var_os(MARK).is_some() {
+        // SAFETY: no preconditions. It ends a process that hangs.
+        unsafe { libc::alarm(60) };
+        // SAFETY: no preconditions.
+        let size = unsafe { libc::fcntl(2, libc::F_GETPIPE_SZ) };
+        let full = vec![b'.'; usize::try_from(size).unwrap()];
+        std::io::stderr().write_all(&full).unwrap();
+        let pager = Pager::builder().limit(8 << 20).build().unwrap();
+        let mut region = pager.map(24 * MIB).unwrap();
+        fill_with_noise(&mut region);
+        println!("\nfilled");
+        return drop((region, pager));
+    }
+    let mut child = again("the_line_about_the_limit_holds_nobody_up")
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut lines = lines.map(Result::unwrap);
+    assert!(lines.any(|line| line == "filled"), "the process stood still");
+    let mut told = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!(told.matches("over the limit of 8 MiB").count(), 1, "{}", told.trim_matches('.'));
+    lines.for_each(drop);
+    assert!(child.wait().unwrap().success());
+}
+
+/// Where [`on_defect`] was called: 0, or the address that it was told.
+static DEFECT_AT: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn on_defect(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo.
+    let about = unsafe { &*info };
+    assert_eq!(about.si_code, libc::BUS_MCEERR_AR);
+    // SAFETY: SIGBUS has an address.
+    DEFECT_AT.store(unsafe { about.si_addr() }.addr(), Ordering::Relaxed);
+}
+
+/// Goal: defective memory in a region is a matter of the handler that was there before. Method: in a process of its own,
+/// which has a handler, the signal that the kernel sends for a page whose memory is defective. The pager answered that
+/// the page is there, so the access was repeated, and failed again, for ever.
+#[test]
+fn defective_memory_is_passed_on() {
+    const NAME: &str = "defective_memory_is_passed_on";
+    if std::env::var_os(MARK).is_none() {
+        assert!(again(NAME).status().unwrap().success());
+        return;
+    }
+    let signal = libc::SIGBUS;
+    // SAFETY: all zeros is a valid sigaction.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_defect as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: the handler has the signature of SA_SIGINFO, and only stores a word.
+    assert_eq!(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
+    let pager = Pager::builder().limit(8 << 20).build().unwrap();
+    let mut region = pager.map(24 * MIB).unwrap();
+    region.iter_mut().zip(0_usize..).for_each(|(byte, at)| *byte = at.to_le_bytes()[1]);
+    let place = region[24 * MIB - 4096..].as_ptr().addr();
+
+    // Signal, error, code, and after a word of padding the address.
+    let mut words = [0_u64; 16];
+    words[0] = u64::from(signal.unsigned_abs());
+    words[1] = u64::from(libc::BUS_MCEERR_AR.unsigned_abs());
+    words[2] = place as u64;
+    // SAFETY: no preconditions.
+    let thread = unsafe { libc::gettid() };
+    let call = libc::SYS_rt_tgsigqueueinfo;
+    // SAFETY: the words are as long as a siginfo, and the signal has a handler.
+    let sent = unsafe { libc::syscall(call, std::process::id(), thread, signal, words.as_ptr()) };
+    if sent != 0 {
+        return eprintln!("SKIPPED: {}", std::io::Error::last_os_error());
+    }
+    assert_eq!(DEFECT_AT.load(Ordering::Relaxed), place);
+    assert!(region.iter().zip(0_usize..).all(|(byte, at)| *byte == at.to_le_bytes()[1]));
 }
 
 /// The files of the pagers of process `pid` that contain `name`.
