@@ -33,13 +33,13 @@ impl Region {
     /// The pages can be reclaimed again at any time. [`Region::read_from`] and [`Region::write_to`]
     /// always work, and [`Region::pin`] keeps pages resident for good.
     pub fn prefault(&self, range: Range<usize>) {
-        for at in (range.start..range.end.min(self.bytes))
-            .step_by(PAGE_BYTES)
-            .chain(range.end.checked_sub(1))
-        {
-            if let Some(byte) = self.get(at) {
-                std::hint::black_box(*byte);
-            }
+        let (start, end) = (range.start, range.end.min(self.bytes));
+        if start >= end || self.core.is_a_childs() {
+            return;
+        }
+        // The last byte: `start` may be further into its page than the end is into the last one.
+        for at in (start..end).step_by(PAGE_BYTES).chain([end - 1]) {
+            std::hint::black_box(self[at]);
         }
     }
 

@@ -272,6 +272,26 @@ fn what_is_pinned_before_the_limit_matters_stays() {
     }
 }
 
+/// Goal: `prefault` touches every page of a range that begins and ends anywhere. Method: ask the kernel which pages
+/// are there. The last page was left out if the range was cut off at the region's end.
+#[test]
+fn prefault_touches_the_last_page_too() {
+    let pager = Pager::builder().limit(8 << 20).build().unwrap();
+    for range in [4000..usize::MAX, 4000..2 * 4096 + 1, 5000..5000, 2 * 4096 + 200..usize::MAX] {
+        let region = pager.map(2 * 4096 + 100).unwrap();
+        region.prefault(range.clone());
+        let (start, end) = (range.start, range.end.min(region.len()));
+        let mut there = [9_u8; 3];
+        let place = region.as_ptr().cast_mut();
+        // SAFETY: three pages of the region, and a byte for each.
+        assert_eq!(unsafe { libc::mincore(place.cast(), 3 * 4096, there.as_mut_ptr()) }, 0);
+        for (page, found) in there.iter().enumerate() {
+            let touched = start < end && start < (page + 1) * 4096 && page * 4096 < end;
+            assert_eq!(found & 1 == 1, touched, "page {page} of {range:?}");
+        }
+    }
+}
+
 /// Goal: a dropped pager gives all of its memory back. Method: compare the process's memory after many
 /// pagers.
 #[test]
@@ -297,6 +317,22 @@ fn dropping_gives_everything_back() {
     );
 }
 
+/// Goal: each of several pagers serves its own memory, and what was pinned in any of them is left to the kernel.
+/// Method: three pagers, whose regions are used by turns, while parts of them are pinned.
+#[test]
+fn several_pagers_keep_to_their_own() {
+    let pagers = [(); 3].map(|()| Pager::builder().limit(8 << 20).build().unwrap());
+    let mut regions = [0, 1, 2].map(|index| pagers[index].map(16 * MIB).unwrap());
+    for round in 0..3 {
+        regions.iter_mut().for_each(|region| fill(region, round));
+        regions.iter().for_each(|region| verify(region, round));
+        regions.iter().for_each(|region| region.pin(usize::from(round) * MIB..MIB));
+    }
+    for pager in &pagers {
+        assert!(figure(pager, "faults_stored") > 0);
+    }
+}
+
 #[test]
 fn lengths_out_of_all_bounds_are_refused_or_do_nothing() {
     let pager = Pager::builder().limit(16 << 20).build().unwrap();
@@ -312,22 +348,6 @@ fn lengths_out_of_all_bounds_are_refused_or_do_nothing() {
     region.clear(4 * MIB..usize::MAX);
     verify(&region[..4 * MIB], 3);
     assert!(region[4 * MIB..].iter().all(|byte| *byte == 0));
-}
-
-/// Goal: each of several pagers serves its own memory, and what was pinned in any of them is left to the kernel.
-/// Method: three pagers, whose regions are used by turns, while parts of them are pinned.
-#[test]
-fn several_pagers_keep_to_their_own() {
-    let pagers = [(); 3].map(|()| Pager::builder().limit(8 << 20).build().unwrap());
-    let mut regions = [0, 1, 2].map(|index| pagers[index].map(16 * MIB).unwrap());
-    for round in 0..3 {
-        regions.iter_mut().for_each(|region| fill(region, round));
-        regions.iter().for_each(|region| verify(region, round));
-        regions.iter().for_each(|region| region.pin(usize::from(round) * MIB..MIB));
-    }
-    for pager in &pagers {
-        assert!(figure(pager, "faults_stored") > 0);
-    }
 }
 
 #[test]
