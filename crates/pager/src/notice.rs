@@ -14,20 +14,18 @@ pub(crate) type Callback = dyn Fn(&OverLimit) + Send + Sync;
 
 /// The figures of the last time that the limit was passed, and the bell.
 pub(crate) struct Notice {
-    limit_bytes: u64,
-    /// `charged`, `resident`, `staged`, `pool`. Each is stored by itself, so they may belong to
+    /// `limit`, `charged`, `resident`, `staged`, `pool`. Each is stored by itself, so they may belong to
     /// different moments.
-    figures: [AtomicU64; 4],
+    figures: [AtomicU64; 5],
     /// How often the bell rang; the listening thread sleeps on it.
     bell: AtomicU32,
     stopping: AtomicBool,
 }
 
 impl Notice {
-    pub(crate) fn new(limit_bytes: u64) -> Notice {
+    pub(crate) fn new() -> Notice {
         Notice {
-            limit_bytes,
-            figures: [const { AtomicU64::new(0) }; 4],
+            figures: [const { AtomicU64::new(0) }; 5],
             bell: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
         }
@@ -35,7 +33,14 @@ impl Notice {
 
     /// Called by a fault when the limit is passed.
     pub(crate) fn ring(&self, over: &OverLimit) {
-        let told = [over.charged_bytes, over.resident_bytes, over.staged_bytes, over.pool_bytes];
+        // The limit too: it is not always that of the start (`zfolio set`).
+        let told = [
+            over.limit_bytes,
+            over.charged_bytes,
+            over.resident_bytes,
+            over.staged_bytes,
+            over.pool_bytes,
+        ];
         for (figure, value) in self.figures.iter().zip(told) {
             figure.store(value, Relaxed);
         }
@@ -68,10 +73,10 @@ impl Notice {
                 continue;
             }
             heard = bell;
-            let [charged_bytes, resident_bytes, staged_bytes, pool_bytes] =
-                [0, 1, 2, 3].map(|index: usize| self.figures[index].load(Relaxed));
+            let [limit_bytes, charged_bytes, resident_bytes, staged_bytes, pool_bytes] =
+                [0, 1, 2, 3, 4].map(|index: usize| self.figures[index].load(Relaxed));
             callback(&OverLimit {
-                limit_bytes: self.limit_bytes,
+                limit_bytes,
                 is_share: false,
                 charged_bytes,
                 resident_bytes,
@@ -80,5 +85,41 @@ impl Notice {
                 unmanaged_bytes: 0,
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use super::Notice;
+    use crate::charge::OverLimit;
+
+    /// Goal: the function gets the figures of the moment, the limit among them. The limit was that with which the
+    /// pager was built, also after another process had set one.
+    #[test]
+    fn the_function_gets_the_figures_of_the_moment() {
+        let over = OverLimit {
+            limit_bytes: 5 << 20,
+            is_share: false,
+            charged_bytes: 9 << 20,
+            resident_bytes: 4 << 20,
+            staged_bytes: 3 << 20,
+            pool_bytes: 2 << 20,
+            unmanaged_bytes: 0,
+        };
+        let (sender, receiver) = mpsc::channel();
+        let notice = Arc::new(Notice::new());
+        let theirs = Arc::clone(&notice);
+        let thread = std::thread::spawn(move || {
+            theirs.listen(&move |over: &OverLimit| sender.send(*over).unwrap());
+        });
+        for limit_bytes in [5 << 20, 7 << 20] {
+            let over = OverLimit { limit_bytes, ..over };
+            notice.ring(&over);
+            assert_eq!(receiver.recv().unwrap(), over);
+        }
+        notice.stop();
+        thread.join().unwrap();
     }
 }

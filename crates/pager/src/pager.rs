@@ -192,7 +192,8 @@ impl Builder {
     ///
     /// The limit is passed when data does not compress. `function` runs on a thread of its own,
     /// which blocks signals that are sent to the process; it may touch regions. A [`Pager`] or
-    /// [`Region`] that `function` owns is never freed.
+    /// [`Region`] that `function` owns is never freed. If `function` panics, that ends its thread only:
+    /// the pager works on, and `function` is not called again.
     ///
     /// ```
     /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -271,7 +272,7 @@ impl Builder {
             assistants: None,
         };
         let algorithm = config.algorithm.to_string();
-        let notice = self.callback.is_some().then(|| Arc::new(Notice::new(self.limit_bytes)));
+        let notice = self.callback.is_some().then(|| Arc::new(Notice::new()));
         let published = Published::new(self.listed, notice.clone())
             .map_err(|errno| Error::Memory { what: "the page of figures", errno })?;
         let engine = Engine::new(config, Box::new(published))?;
