@@ -9,7 +9,7 @@ use zfolio_sys::{Errno, files};
 use zfolio_workers::Accelerated;
 
 use crate::charge::OverLimit;
-use crate::spill::{PlaceError, Places};
+use crate::spill::{PlaceError, Places, Refusal};
 use crate::wide;
 
 /// The smallest limit: staging, streams and tables take a few MiB, and the rest must be enough for
@@ -140,10 +140,15 @@ pub enum Error {
 
 impl Error {
     /// Whether the machine, the kernel or a missing permission rules a pager out, whatever the
-    /// settings: a test may skip, a program may go on with ordinary memory.
+    /// settings: a test may skip, a program may go on with ordinary memory. A shortage, of descriptors or of memory, is
+    /// none of these.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, Error::Userfaultfd { .. })
+        let Error::Userfaultfd { errno, .. } = self else { return false };
+        matches!(
+            *errno,
+            Errno::INVAL | Errno::PERM | Errno::ACCESS | Errno::NOSYS | Errno::NOENT | Errno::NODEV
+        )
     }
 
     /// The kernel's answer, if it was the kernel that refused.
@@ -153,6 +158,10 @@ impl Error {
             Error::Userfaultfd { errno, .. } | Error::Memory { errno, .. } => {
                 Some(errno.raw_os_error())
             }
+            Error::Spill(
+                PlaceError::System { errno, .. }
+                | PlaceError::Path(Refusal::NotWritable { errno, .. }),
+            ) => Some(errno.raw_os_error()),
             _ => None,
         }
     }
@@ -161,7 +170,8 @@ impl Error {
 impl From<Error> for std::io::Error {
     fn from(error: Error) -> std::io::Error {
         let kind = match &error {
-            Error::Userfaultfd { .. } => std::io::ErrorKind::Unsupported,
+            error if error.is_unsupported() => std::io::ErrorKind::Unsupported,
+            Error::Userfaultfd { .. } => std::io::ErrorKind::Other,
             Error::Memory { .. } | Error::OverLimit(_) => std::io::ErrorKind::OutOfMemory,
             _ => std::io::ErrorKind::InvalidInput,
         };
@@ -217,3 +227,33 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::{Errno, Error, Mode, PlaceError};
+
+    /// Goal: a shortage, which may be over soon, does not read as a machine that cannot have a pager: a program would go
+    /// on without any limit.
+    #[test]
+    fn a_shortage_is_not_a_machine_without_support() {
+        let refused = |errno| Error::Userfaultfd { mode: Mode::Inline, errno };
+        for errno in [Errno::INVAL, Errno::PERM, Errno::ACCESS, Errno::NOSYS, Errno::NOENT] {
+            assert!(refused(errno).is_unsupported(), "{errno:?}");
+            assert_eq!(std::io::Error::from(refused(errno)).kind(), ErrorKind::Unsupported);
+        }
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            assert!(!refused(errno).is_unsupported(), "{errno:?}");
+            assert_eq!(refused(errno).raw_os_error(), Some(errno.raw_os_error()));
+            assert_eq!(std::io::Error::from(refused(errno)).kind(), ErrorKind::Other);
+        }
+    }
+
+    #[test]
+    fn the_answer_about_a_place_to_spill_to_is_kept() {
+        let error = Error::Spill(PlaceError::System { what: "a key", errno: Errno::NOMEM });
+        assert_eq!(error.raw_os_error(), Some(Errno::NOMEM.raw_os_error()));
+        assert_eq!(Error::Spill(PlaceError::Nowhere).raw_os_error(), None);
+    }
+}
