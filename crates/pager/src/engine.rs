@@ -57,9 +57,14 @@ pub trait StatsHome: Deref<Target = Stats> + Send + Sync {
     /// Publishes the tables of [`Stats::tables_asked`], after a request for them.
     fn publish_tables(&self, _text: &str) {}
 
-    /// The limit is passed, for the `first` time or again after it was held. With the library this is called while a
-    /// fault is served, so an implementation may touch and lock only memory that is never compressed. Of a whole
-    /// process it is called by a thread that nobody waits for ([`Engine::tell_over_limit`]).
+    /// Whether [`StatsHome::over_limit`] may be called while a fault is served, because it neither waits nor writes to a
+    /// file. Otherwise it is called by a thread that nobody waits for ([`Engine::tell_over_limit`]).
+    fn is_told_at_once(&self) -> bool {
+        false
+    }
+
+    /// The limit is passed, for the `first` time or again after it was held. If it may be called while a fault is
+    /// served, an implementation may touch and lock only memory that is never compressed.
     fn over_limit(&self, over: &OverLimit, first: bool) {
         report_first(over, first);
     }

@@ -512,6 +512,8 @@ impl Drop for Core {
             .filter(|thread| thread.thread().id() != this)
             .for_each(|thread| drop(thread.join()));
         self.registered = None;
+        // The thread that would have said so may have ended before its next turn.
+        self.engine.tell_over_limit();
         // SAFETY: leaked by start(); its threads have ended, no handler can find it any more
         // (Registered::drop waited), and every region is gone, since each holds an Arc of us.
         drop(unsafe { Box::from_raw(std::ptr::from_ref(self.engine).cast_mut()) });

@@ -112,6 +112,11 @@ impl StatsHome for Published {
         }
     }
 
+    /// With a function to call, the bell is rung. A line on standard error may have to wait for who reads it.
+    fn is_told_at_once(&self) -> bool {
+        self.notice.is_some()
+    }
+
     fn over_limit(&self, over: &OverLimit, first: bool) {
         match &self.notice {
             Some(notice) => notice.ring(over),

@@ -114,12 +114,13 @@ impl Engine {
         }
         if !self.charge.is_over_limit.swap(true, Relaxed) {
             let first = !self.charge.was_over_limit.swap(true, Relaxed);
-            // The thread that serves the faults of a whole process must not write to its standard error: a thread may
-            // be writing to the same pipe from memory that is compressed, and have the pipe's lock.
-            if self.config().whole_process {
-                *self.charge.untold.lock() = Some((over, first));
-            } else {
+            // A thread that serves a fault must not write to standard error: another may be writing to the same pipe
+            // from memory that is compressed, and have the pipe's lock; and whoever reads the pipe may never do so,
+            // while the table is locked here.
+            if self.charge.stats.is_told_at_once() {
                 self.charge.stats.over_limit(&over, first);
+            } else {
+                *self.charge.untold.lock() = Some((over, first));
             }
         }
     }
