@@ -44,7 +44,17 @@
 //! | system calls on regions | `EFAULT`; use [`Region::read_from`], [`Region::write_to`], [`Region::pin`] | all work |
 //! | threads that block SIGBUS | are killed by an access | may access regions |
 //! | signal handlers that access regions | not if they may have interrupted `malloc` or this library | the same |
+//! | needs the stack of the accessing thread | yes: see below | no |
 //! | cost of an access | lower: no other thread | about 3 us more (8.5 against 5.8 us for 4 KiB with lz4) |
+//!
+//! Inline, two things must be known:
+//!
+//! - The handler of SIGBUS is installed with the first pager of the process. It passes on what is not in
+//!   a region to the handler that was there before. A handler that the program installs *afterwards* takes
+//!   the accesses to compressed memory. So install yours before the first pager, or have it call the one
+//!   that `sigaction` returned to you.
+//! - An access may reclaim, compress, decompress and write to disk, all on the stack of the accessing
+//!   thread. With stacks below 256 KiB, and in goroutines and other coroutines, use handler mode.
 //!
 //! In handler mode a file can be read directly into a region, by any library that works on slices:
 //!
@@ -119,6 +129,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! In neither mode does a pager notice calls that keep using pages without pinning them: `MSG_ZEROCOPY`,
+//! `vmsplice`, `IORING_OP_SEND_ZC`, and `O_DIRECT` on NFS, Ceph or 9p. They may send or store other data
+//! than the region has. [`Region::pin`] the range before such a call.
+//!
 //! # Errors
 //!
 //! [`Error`] contains what was given and what is accepted, or what this machine lacks;
@@ -141,7 +155,8 @@
 //! # Fork
 //!
 //! Regions are not inherited: an access in a child of `fork` is a SIGSEGV in the child, never wrong
-//! data. The child may drop the inherited values, and may build its own pagers. `Command`, and
+//! data. The child may drop the inherited values, and may build its own pagers. [`Pager::map`] of an
+//! inherited pager returns [`Error::Inherited`]; no call changes the parent's memory. `Command`, and
 //! everything else that executes a program, works as usual.
 //!
 //! # Statistics
