@@ -234,8 +234,8 @@ mod tests {
 
     use super::{Errno, Error, Mode, PlaceError};
 
-    /// Goal: a shortage, which may be over soon, does not read as a machine that cannot have a pager: a program would go
-    /// on without any limit.
+    /// Goal: a shortage, which may be over soon, does not read as a machine that cannot have a pager: a program would
+    /// go on without any limit.
     #[test]
     fn a_shortage_is_not_a_machine_without_support() {
         let refused = |errno| Error::Userfaultfd { mode: Mode::Inline, errno };

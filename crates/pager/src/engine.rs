@@ -57,8 +57,8 @@ pub trait StatsHome: Deref<Target = Stats> + Send + Sync {
     /// Publishes the tables of [`Stats::tables_asked`], after a request for them.
     fn publish_tables(&self, _text: &str) {}
 
-    /// Whether [`StatsHome::over_limit`] may be called while a fault is served, because it neither waits nor writes to a
-    /// file. Otherwise it is called by a thread that nobody waits for ([`Engine::tell_over_limit`]).
+    /// Whether [`StatsHome::over_limit`] may be called while a fault is served, because it neither waits nor writes to
+    /// a file. Otherwise it is called by a thread that nobody waits for ([`Engine::tell_over_limit`]).
     fn is_told_at_once(&self) -> bool {
         false
     }

@@ -311,9 +311,9 @@ extern "C" fn on_defect(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     DEFECT_AT.store(unsafe { about.si_addr() }.addr(), Ordering::Relaxed);
 }
 
-/// Goal: defective memory in a region is a matter of the handler that was there before. Method: in a process of its own,
-/// which has a handler, the signal that the kernel sends for a page whose memory is defective. The pager answered that
-/// the page is there, so the access was repeated, and failed again, for ever.
+/// Goal: defective memory in a region is a matter of the handler that was there before. Method: in a process of its
+/// own, which has a handler, the signal that the kernel sends for a page whose memory is defective. The pager answered
+/// that the page is there, so the access was repeated, and failed again, for ever.
 #[test]
 fn defective_memory_is_passed_on() {
     const NAME: &str = "defective_memory_is_passed_on";
