@@ -84,6 +84,11 @@ static void device_over(void) {
         for (int i = 0; i < 64; i++) fill_page(at + i * PAGE, ballast_seed(&b, from + i));
     }
     ballast_verify(&b, "the device");
+    /* A call that is refused changes nothing. */
+    int null = open("/dev/null", O_RDWR);
+    errno = 0;
+    CHECK(mmap(b.start + 9 * PAGE, 999 * PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, null, 0) == MAP_FAILED && errno == ENODEV);
+    ballast_verify(&b, "a device that refuses");
 }
 
 /* madvise and munmap of a range with a hole take effect on both sides of it. */

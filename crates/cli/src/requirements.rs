@@ -58,12 +58,13 @@ impl Findings {
         }
         let Some(features) = self.features() else {
             let todo = match self.device {
-                Err(Errno::ACCESS | Errno::PERM) => {
+                Err(Errno::ACCESS) => {
                     "/dev/userfaultfd is there: in a container, add --group-add with the number of its group \
                      (stat -c %g /dev/userfaultfd); otherwise be in that group"
                 }
                 _ => {
-                    "in a container, add --device /dev/userfaultfd; otherwise use a kernel with CONFIG_USERFAULTFD"
+                    "in a container, add --device /dev/userfaultfd (systemd: DeviceAllow=/dev/userfaultfd rw); otherwise \
+                     use a kernel with CONFIG_USERFAULTFD"
                 }
             };
             return Some(format!(
@@ -172,6 +173,15 @@ mod tests {
                 Findings { user_mode: Err(Errno::PERM), ..closed(Errno::PERM) },
                 "no permission",
                 "--group-add with the number of its group",
+            ),
+            (
+                Findings {
+                    device: Err(Errno::PERM),
+                    user_mode: Err(Errno::PERM),
+                    ..closed(Errno::PERM)
+                },
+                "no permission",
+                "DeviceAllow=/dev/userfaultfd rw",
             ),
             (
                 Findings {

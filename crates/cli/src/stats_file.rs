@@ -392,16 +392,23 @@ pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile>
     latest(files)
 }
 
-/// Of the run's processes those that are over, while the run goes on: their files are removed.
+/// Of the run's processes those that have ended, while the run goes on: their files are removed.
 pub(crate) fn take_ended(
     directory: &Path,
     run: u32,
     since: u64,
-    is_over: impl Fn(&StatsFile) -> bool,
+    has_ended: impl Fn(&StatsFile) -> bool,
 ) -> Vec<StatsFile> {
     let mut files = all_of_run(directory, run, since);
-    files.retain(|file| !file.is_elsewhere() && is_over(file));
-    files.iter().for_each(StatsFile::remove);
+    files.retain(|file| !file.is_elsewhere() && has_ended(file));
+    for file in &mut files {
+        // It may have run on while the others were read.
+        if let Ok(stats) = read_stats(&file.path) {
+            file.stats = stats;
+        }
+        file.live = false;
+        file.remove();
+    }
     latest(files)
 }
 

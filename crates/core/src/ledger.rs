@@ -154,7 +154,9 @@ pub struct Ledger {
     limit_asked: AtomicU64,
     /// What all processes together may write to disk.
     writes: Bucket,
-    _padding: [AtomicU32; 4],
+    /// How many filters the run's system calls go through, and 1 more; 0 if it is not known.
+    filters: AtomicU32,
+    _padding: [AtomicU32; 3],
     slots: [Slot; SLOTS],
 }
 
@@ -181,6 +183,7 @@ impl Default for Ledger {
             namespace: AtomicU32::default(),
             limit_asked: AtomicU64::default(),
             writes: Bucket::default(),
+            filters: AtomicU32::default(),
             _padding: std::array::from_fn(|_| AtomicU32::default()),
             slots: std::array::from_fn(|_| Slot::default()),
         }
@@ -217,7 +220,7 @@ impl Ledger {
         self.sum_bytes.store(0, Relaxed);
         self.sum_bytes_max.store(0, Relaxed);
         self.limit_asked.store(0, Relaxed);
-        self.namespace.store(0, Relaxed);
+        self.set_surroundings(0, None);
         self.bytes.store(u32::try_from(size_of::<Ledger>()).expect("128 KiB"), Relaxed);
         self.run.store(run, Relaxed);
         self.total_bytes.store(total_bytes, Relaxed);
@@ -241,15 +244,18 @@ impl Ledger {
         self.run.load(Relaxed)
     }
 
-    /// Notes in which PID namespace that is the run's.
-    pub fn set_namespace(&self, namespace: u32) {
+    /// Notes in which PID namespace that is the run's, and how many filters (seccomp) its system calls go through.
+    pub fn set_surroundings(&self, namespace: u32, filters: Option<u32>) {
         self.namespace.store(namespace, Relaxed);
+        self.filters.store(filters.map_or(0, |count| count.saturating_add(1)), Relaxed);
     }
 
-    /// Whether process ids of this namespace are those of the run's.
+    /// Whether a process with these may look at the run's processes as the run does: process ids mean the same, and no
+    /// filter of the program's own forbids more.
     #[must_use]
-    pub fn is_in(&self, namespace: u32) -> bool {
-        namespace != 0 && self.namespace.load(Relaxed) == namespace
+    pub fn sees_the_same(&self, namespace: u32, filters: impl FnOnce() -> Option<u32>) -> bool {
+        let is_here = namespace != 0 && self.namespace.load(Relaxed) == namespace;
+        is_here && filters().is_some_and(|count| self.filters.load(Relaxed) == count + 1)
     }
 
     /// The limit of the tree.

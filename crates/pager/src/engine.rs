@@ -63,6 +63,11 @@ pub trait StatsHome: Deref<Target = Stats> + Send + Sync {
         false
     }
 
+    /// Whether [`StatsHome::over_limit`] would not wait now. The thread that calls it has other work, and asks again.
+    fn can_tell(&self) -> bool {
+        true
+    }
+
     /// The limit is passed, for the `first` time or again after it was held. If it may be called while a fault is
     /// served, an implementation may touch and lock only memory that is never compressed.
     fn over_limit(&self, over: &OverLimit, first: bool) {

@@ -8,11 +8,12 @@
 //!   is killed, the next `zfolio stat` sees that the process is gone, and removes the file.
 
 use std::ops::Deref;
+use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Once};
 
 use zfolio_core::stats::Stats;
-use zfolio_sys::{Errno, process, shared};
+use zfolio_sys::{Errno, files, process, shared};
 
 use crate::charge::OverLimit;
 use crate::engine::StatsHome;
@@ -115,6 +116,11 @@ impl StatsHome for Published {
     /// With a function to call, the bell is rung. A line on standard error may have to wait for who reads it.
     fn is_told_at_once(&self) -> bool {
         self.notice.is_some()
+    }
+
+    /// Whoever reads standard error may have stopped.
+    fn can_tell(&self) -> bool {
+        self.notice.is_some() || files::has_room(std::io::stderr().as_fd())
     }
 
     fn over_limit(&self, over: &OverLimit, first: bool) {

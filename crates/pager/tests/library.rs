@@ -266,12 +266,14 @@ fn again(name: &str) -> std::process::Command {
 /// Set in a process that [`again`] starts.
 const MARK: &str = "ZFOLIO_TEST_AGAIN";
 
-/// Goal: the line about a passed limit holds no fault up. Method: a process whose standard error is a full pipe that
-/// nobody reads passes its limit, and says so on standard output; then the pipe is read, and has the line. The faulting
-/// thread wrote it, and waited for a reader while it had the table locked.
+/// Goal: the line about a passed limit holds up no fault, and not the end of the pager; and it comes where it can.
+/// Method: a process whose standard error is a full pipe passes its limit, says so on standard output, and drops the
+/// pager: with the pipe as it is, or once it was read. The faulting thread wrote the line, and waited for a reader while
+/// it had the table locked.
 #[test]
 fn the_line_about_the_limit_holds_nobody_up() {
     use std::io::{BufRead as _, Read as _, Write as _};
+    const READ: &str = "ZFOLIO_TEST_READ";
     if std::env::var_os(MARK).is_some() {
         // SAFETY: no preconditions. It ends a process that hangs.
         unsafe { libc::alarm(60) };
@@ -282,22 +284,39 @@ fn the_line_about_the_limit_holds_nobody_up() {
         let pager = Pager::builder().limit(8 << 20).build().unwrap();
         let mut region = pager.map(24 * MIB).unwrap();
         fill_with_noise(&mut region);
-        println!("\nfilled");
-        return drop((region, pager));
+        println!("\nfilled {size}");
+        if std::env::var_os(READ).is_some() {
+            std::io::stdin().read_line(&mut String::new()).unwrap();
+        }
+        drop((region, pager));
+        println!("dropped");
+        return;
     }
-    let mut child = again("the_line_about_the_limit_holds_nobody_up")
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut lines = lines.map(Result::unwrap);
-    assert!(lines.any(|line| line == "filled"), "the process stood still");
-    let mut told = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
-    assert_eq!(told.matches("over the limit of 8 MiB").count(), 1, "{}", told.trim_matches('.'));
-    lines.for_each(drop);
-    assert!(child.wait().unwrap().success());
+    for is_read in [false, true] {
+        let mut child = again("the_line_about_the_limit_holds_nobody_up");
+        if is_read {
+            child.env(READ, "1");
+        }
+        let piped = || std::process::Stdio::piped();
+        let mut child = child.stdin(piped()).stdout(piped()).stderr(piped()).spawn().unwrap();
+        let mut lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut line_of = |word: &str| {
+            let line = lines.by_ref().map(Result::unwrap).find(|line| line.starts_with(word));
+            line.unwrap_or_else(|| panic!("the process stood still: nothing is {word}"))
+        };
+        let size: usize = line_of("filled").split_once(' ').unwrap().1.parse().unwrap();
+        let mut pipe = child.stderr.take().unwrap();
+        if is_read {
+            pipe.read_exact(&mut vec![0; size]).unwrap();
+            child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        }
+        line_of("dropped");
+        let mut told = String::new();
+        pipe.read_to_string(&mut told).unwrap();
+        let told = told.trim_matches('.');
+        assert_eq!(told.matches("over the limit of 8 MiB").count(), is_read.into(), "{told}");
+        assert!(child.wait().unwrap().success());
+    }
 }
 
 /// Where [`on_defect`] was called: 0, or the address that it was told.

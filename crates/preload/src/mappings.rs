@@ -177,8 +177,7 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
     let end = page_end(start, bytes);
     if replaces && ours.is_engines(start, end) && is_devices(words, flags) {
         drop(ours);
-        // What is there is the program's no more, and need not come back to be given up.
-        ask(Call::Discard, [start, end - start, word(libc::MADV_DONTNEED.into()), 0, 0, 0]).ok();
+        // What is there comes back, also over the limit: the kernel may refuse the call, and then it stays.
         give_up(start, end);
         // SAFETY: the program's own call, with its own words.
         return answer_pointer(unsafe { map::forward(libc::SYS_mmap, words) });
@@ -215,9 +214,11 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
 
 /// Whether a mapping is of a device, whose driver may want it just there: NVIDIA's for unified memory refuses it at
 /// another address than its offset, and one that was moved.
-fn is_devices([_, _, _, _, file, _]: [usize; 6], flags: c_int) -> bool {
+fn is_devices([start, _, _, _, file, _]: [usize; 6], flags: c_int) -> bool {
     let file = i32::try_from(file).unwrap_or(-1);
-    flags & libc::MAP_ANONYMOUS == 0 && files::is_character_device(file)
+    // The kernel refuses an address within a page.
+    let is_file = flags & libc::MAP_ANONYMOUS == 0 && start % map::PAGE_BYTES == 0;
+    is_file && files::is_character_device(file)
 }
 
 /// Makes a mapping over managed memory. This thread makes it elsewhere, because the file descriptor may be in

@@ -110,16 +110,15 @@ fn enter(settings: &Settings, me: Owner, file: &OwnedFd) -> Option<Member> {
     // SAFETY: a ledger consists of atomics (`LEDGER-4`), and open() has checked the size.
     let ledger: &'static Ledger = unsafe { shared::map_for_good(file) }?;
     let same = ledger.is_whole() && u64::from(ledger.run()) == settings.run;
-    if same { Member::new(ledger, me, is_gone(ledger, me)) } else { None }
+    if same { Member::new(ledger, me) } else { None }
 }
 
 /// Tells which processes are gone, where nobody else frees their slots: the run does that until it has ended, as it
-/// does before a server that goes to the background. Without this each new process of the server would leave a slot
-/// behind.
+/// does before a server that goes to the background. Without this each child of the server would leave a slot behind.
 ///
 /// Where process ids mean something else than in the run, or a sandbox may forbid to look, none is said to be gone.
 fn is_gone(ledger: &Ledger, me: Owner) -> impl Fn(Owner) -> bool + use<> {
-    let can_look = ledger.is_in(me.namespace) && !process::is_filtered();
+    let can_look = ledger.sees_the_same(me.namespace, process::filters);
     let is_orphan = can_look && !process::exists(ledger.run().into());
     move |other: Owner| {
         is_orphan && other.namespace == me.namespace && !process::exists(other.pid.into())

@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString};
 use std::io::{self, ErrorKind, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
@@ -146,7 +147,7 @@ pub fn read_whole(path: impl AsRef<Path>, bytes_max: usize) -> Result<Vec<u8>, E
 }
 
 /// Gives the calling thread, and the threads that it starts, a table of file descriptors of their own. It has
-/// copies of `but`, under the same numbers, and nothing else.
+/// copies of `but`, under the same numbers, perhaps one of standard error, if that is the journal's, and nothing else.
 ///
 /// So what the program does to its descriptors (closing all of them, for example) does not affect
 /// this thread, and this thread keeps none of the program's pipes open.
@@ -182,43 +183,46 @@ pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno
     Ok(but.iter().map(|file| unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) }).collect())
 }
 
-/// A copy of standard error in a table of our own, where it is a socket and calls are filtered, and what it is. -1:
-/// none.
+/// A copy of standard error in a table of our own, where it is the journal's socket and calls are filtered, and what it
+/// is. -1: none.
 static ERROR_COPY: AtomicI32 = AtomicI32::new(-1);
 static ERROR_COPY_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
+/// Where the journal of systemd listens.
+const JOURNAL: &str = "/run/systemd/journal/stdout";
+
 /// Copies standard error within the calling thread's table, which is its own, where it could be had later neither by
-/// `pidfd_getfd`, for which a filter may end the process, nor by opening it: a socket, as the journal's. Returns its
-/// number.
+/// `pidfd_getfd`, for which a filter may end the process, nor by opening it, since it is a socket. Only the journal's:
+/// nobody waits for the end of that one. Returns the copy's number.
 fn keep_error() -> Option<u32> {
     ERROR_COPY.store(-1, Ordering::Relaxed);
-    let error = std::io::stderr();
-    let kind = rustix::fs::fstat(&error).map(|about| FileType::from_raw_mode(about.st_mode));
-    if kind != Ok(FileType::Socket) || !process::is_filtered() {
+    if !process::is_filtered() {
         return None;
     }
-    let copy = rustix::io::fcntl_dupfd_cloexec(&error, 3).ok()?;
-    let what = identity(copy.as_fd())?;
+    let copy = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), 3).ok()?);
+    let is_journals =
+        copy.peer_addr().is_ok_and(|peer| peer.as_pathname() == Some(Path::new(JOURNAL)));
+    let what = identity(copy.as_fd()).filter(|_| is_journals)?;
     ERROR_COPY_FILE.iter().zip(what).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
     let number = copy.into_raw_fd();
     ERROR_COPY.store(number, Ordering::Relaxed);
     Some(number.unsigned_abs())
 }
 
-/// Writes a message to that copy, if there is one. In the program's table another file may have its number.
-fn write_to_copy(message: &str) -> bool {
+/// Writes a message to that copy, if there is one, and the program's standard error still is the same. In the program's
+/// table another file may have the copy's number.
+fn write_to_copy(message: &str) {
     let number = ERROR_COPY.load(Ordering::Relaxed);
     if number < 0 {
-        return false;
+        return;
     }
     // SAFETY: the number is used within this function, for calls that answer an error where no file has it.
     let copy = unsafe { BorrowedFd::borrow_raw(number) };
-    let what = ERROR_COPY_FILE.each_ref().map(|word| word.load(Ordering::Relaxed));
-    let is_same = identity(copy) == Some(what);
-    if is_same {
+    let what = Some(ERROR_COPY_FILE.each_ref().map(|word| word.load(Ordering::Relaxed)));
+    let programs = rustix::fs::stat(c"/proc/self/fd/2").ok().map(|stat| [stat.st_dev, stat.st_ino]);
+    if identity(copy) == what && programs == what {
         write_all(copy, message.as_bytes());
     }
-    is_same
 }
 
 /// Another descriptor of the same open file.
@@ -365,16 +369,18 @@ fn open_error() -> Result<OwnedFd, Errno> {
 /// descriptors.
 ///
 /// `pidfd_getfd` duplicates the program's descriptor for the length of one write; where that is
-/// forbidden, the file is opened once more. If the program has closed it, nothing is written.
+/// forbidden, the file is opened once more, or there is a copy. If the program has closed it, nothing is written.
 pub fn tell_program(message: &str) {
     let tell = || {
-        if process::is_filtered() && write_to_copy(message) {
-            return Ok(());
-        }
         let error = match programs_error() {
             Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => open_error(),
             error => error,
         };
+        // A socket cannot be opened.
+        if matches!(error, Err(Errno::NXIO)) {
+            write_to_copy(message);
+            return Ok(());
+        }
         write_message(error?.as_fd(), message.as_bytes());
         Ok(())
     };
@@ -442,6 +448,14 @@ fn is_data(error: BorrowedFd<'_>) -> bool {
     let appends =
         || rustix::fs::fcntl_getfl(error).is_ok_and(|flags| flags.contains(OFlags::APPEND));
     has_contents && before != [about.st_dev, about.st_ino] && !appends()
+}
+
+/// Whether a write of a line does not wait: a pipe has room for a page, or it is no pipe.
+#[must_use]
+pub fn has_room(file: BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&file, PollFlags::OUT)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 /// Writes all of `bytes`, in several calls if needed; gives up on an error.

@@ -25,7 +25,7 @@ use zfolio_sys::clock;
 use super::detail::of;
 use super::metrics::Groups;
 use super::proc;
-use super::summary::was_compressed;
+use super::summary::{is_over, was_compressed};
 use super::tree::Tree;
 use crate::stats_file::{self, StatsFile};
 
@@ -106,14 +106,14 @@ impl Ended {
     fn take_over(&mut self, directory: &Path, tree: &mut Tree) {
         // The next look at the tree ends those that it still has, and notes their peak.
         // One that is not there may have begun since.
-        let is_over =
+        let has_ended =
             |file: &StatsFile| !tree.has(file) && !proc::is_alive(file.pid, file.start_ticks());
-        for file in stats_file::take_ended(directory, self.run, self.since, is_over) {
+        for file in stats_file::take_ended(directory, self.run, self.since, has_ended) {
             let figures = &file.stats.figures;
             let peak = tree.peak_of(&file).most(of(&figures.file_bytes_max));
             let peak = peak.max(of(&figures.process_bytes_max));
             let need = peak.max(of(&figures.demand_bytes_max));
-            let is_told = was_compressed(&file) || peak > self.limit_bytes;
+            let is_told = was_compressed(&file) || is_over(peak, self.limit_bytes);
             if tree.is_first(&file) || is_told && self.kept.len() < KEPT_MAX {
                 self.kept.push(file);
             } else if self.largest.as_ref().is_none_or(|(most, _)| need > *most) {
@@ -131,7 +131,7 @@ impl Ended {
         let peak = peak.max(of(&figures.process_bytes_max));
         counted.processes += 1;
         counted.compressed += usize::from(was_compressed(file));
-        counted.over += usize::from(peak > self.limit_bytes);
+        counted.over += usize::from(is_over(peak, self.limit_bytes));
         counted.unseen += usize::from(!tree.forget(file));
         counted.peak_bytes = counted.peak_bytes.max(peak);
         counted.file_bytes = counted.file_bytes.max(of(&figures.file_bytes_max));

@@ -59,6 +59,8 @@ impl Story<'_> {
             "processes": processes.collect::<Vec<_>>(),
             "not_listed": {
                 "processes": self.counted.processes,
+                "compressed": self.counted.compressed,
+                "over_limit": self.counted.over,
                 "resident_bytes_max": self.counted.peak_bytes,
             },
             "without_figures": groups.collect::<Vec<_>>(),

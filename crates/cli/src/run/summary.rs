@@ -86,6 +86,11 @@ pub(super) fn advice(stats: &Stats) -> Option<Advice> {
     stats.refaults.advice(&measured, of(&stats.figures.stall_ns) / 10)
 }
 
+/// Whether a peak is so far above a limit that it is told.
+pub(super) fn is_over(bytes: u64, limit_bytes: u64) -> bool {
+    bytes > limit_bytes + EXCESS_SHOWN.min(limit_bytes / 16)
+}
+
 /// A message about what is missing from a core file of the program: the kernel writes zeros for
 /// memory that is compressed, and nothing else reports it.
 pub(super) fn core_message(pid: i32, change: Change, files: &[StatsFile]) -> Option<String> {
@@ -192,9 +197,8 @@ impl Story<'_> {
     }
 
     fn is_over(&self, bytes: u64) -> bool {
-        let limit = self.limit_bytes();
         // A limit that follows the machine may have been higher meanwhile.
-        !self.settings.auto && bytes > limit + EXCESS_SHOWN.min(limit / 16)
+        !self.settings.auto && is_over(bytes, self.limit_bytes())
     }
 
     /// The limit: that of the settings, or a higher one that was asked for meanwhile.

@@ -105,7 +105,7 @@ impl Supervisor {
         ledger.writes().set(write_budget);
         let pid = std::process::id();
         let namespace = process::pid_namespace();
-        ledger.set_namespace(namespace);
+        ledger.set_surroundings(namespace, process::filters());
         let start_ticks = stats_file::start_ticks(pid).unwrap_or(0);
         let own = ledger.enter(Owner { pid, namespace, start_ticks })?;
         ledger.seat(own).give_down_to(0);

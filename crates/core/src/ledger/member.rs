@@ -15,20 +15,16 @@ pub struct Member {
 
 impl Member {
     /// Enters `owner`. `None`: no slot is free.
-    ///
-    /// `is_gone` tells which processes are gone if nobody else frees their slots, and else nothing of any.
     #[must_use]
-    pub fn new(
-        ledger: &'static Ledger,
-        owner: Owner,
-        is_gone: impl Fn(Owner) -> bool,
-    ) -> Option<Member> {
-        let index = AtomicUsize::new(ledger.enter_for_the_dead(owner, is_gone)?);
+    pub fn new(ledger: &'static Ledger, owner: Owner) -> Option<Member> {
+        let index = AtomicUsize::new(ledger.enter(owner)?);
         Some(Member { ledger, index, word: AtomicU64::new(owner.word()) })
     }
 
-    /// In a child of `fork`: enters it as [`Member::new`] does, in place of its parent. False: no slot is free, and
-    /// the child has no limit of the tree's.
+    /// In a child of `fork`: enters it, in place of its parent. False: no slot is free, and the child has no limit of
+    /// the tree's.
+    ///
+    /// `is_gone` tells which processes are gone if nobody else frees their slots, and else nothing of any.
     pub fn enter(
         &self,
         owner: Owner,

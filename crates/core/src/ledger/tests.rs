@@ -243,20 +243,24 @@ fn children_without_a_supervisor_take_over_what_the_dead_had() {
 #[test]
 fn who_has_lost_its_slot_leaves_that_of_another_alone() {
     let ledger: &'static Ledger = Box::leak(Box::new(ledger()));
-    let member = Member::new(ledger, owner(1), |_| false).unwrap();
+    let member = Member::new(ledger, owner(1)).unwrap();
     assert_eq!(ledger.enter_for_the_dead(owner(2), |other| other.pid == 1), Some(0));
     member.leave();
     assert_eq!((ledger.seat(0).owner(), ledger.seat(0).share_bytes()), (owner(2), FIRST));
     assert!(member.seat().is_none());
 }
 
-/// Goal: process ids are those of the run only where both namespaces are known, and the same.
+/// Goal: a process sees what the run sees only where namespaces and filters of both are known, and the same.
 #[test]
-fn an_unknown_namespace_is_that_of_nobody() {
+fn what_is_not_known_is_not_the_same() {
     let ledger = ledger();
-    assert!(!ledger.is_in(0) && !ledger.is_in(7));
-    ledger.set_namespace(7);
-    assert!(!ledger.is_in(0) && ledger.is_in(7) && !ledger.is_in(8));
+    let sees = |namespace, filters| ledger.sees_the_same(namespace, || filters);
+    assert!(!sees(0, Some(0)) && !sees(0, None) && !sees(7, Some(0)));
+    ledger.set_surroundings(7, Some(1));
+    assert!(sees(7, Some(1)) && !sees(7, Some(2)) && !sees(7, None));
+    assert!(!sees(0, Some(1)) && !sees(8, Some(1)));
+    ledger.set_surroundings(7, None);
+    assert!(!sees(7, None) && !sees(7, Some(0)));
 }
 
 #[test]

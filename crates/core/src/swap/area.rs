@@ -47,6 +47,8 @@ pub(super) struct Area {
     /// Slots that no write reached, which are left alone.
     pub(super) slots_bad: AtomicU64,
     bad: Bad,
+    /// A write has failed since the area was made.
+    had_bad: AtomicBool,
     /// Transfers that were made and have not ended.
     pub(super) in_flight: AtomicUsize,
 }
@@ -79,6 +81,7 @@ impl Area {
             bytes: AtomicU64::new(0),
             slots_bad: AtomicU64::new(0),
             bad: Bad::new(),
+            had_bad: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
         }
     }
@@ -220,19 +223,19 @@ impl Area {
 
     /// These slots were written, and `objects` with `bytes` are there.
     pub(super) fn written(&self, slots: Range<u32>, objects: usize, bytes: usize) {
-        slots.for_each(|slot| self.table.entry(slot).written());
+        slots.clone().for_each(|slot| self.table.entry(slot).written());
         add(&self.objects, objects as u64);
         add(&self.bytes, bytes as u64);
         self.rests.store(false, Relaxed);
-        self.try_bad_again();
+        self.try_bad_again(&slots);
     }
 
-    /// After a write that went well, or that found no slot: bad slots are free again, if it is time.
-    pub(super) fn try_bad_again(&self) {
-        if self.slots_bad.load(Relaxed) == 0 {
+    /// After a write that went well, of these slots, or one that found none: bad slots are free again, if it is time.
+    pub(super) fn try_bad_again(&self, written: &Range<u32>) {
+        if !self.had_bad.load(Relaxed) {
             return;
         }
-        for slots in self.bad.step() {
+        for slots in self.bad.step(written) {
             slots.clone().for_each(|slot| self.table.entry(slot).try_again());
             subtract(&self.slots_bad, slots.len() as u64);
             self.give_back(slots);
@@ -244,6 +247,7 @@ impl Area {
         slots.clone().for_each(|slot| self.table.entry(slot).not_written(is_bad));
         if is_bad {
             add(&self.slots_bad, slots.len() as u64);
+            self.had_bad.store(true, Relaxed);
             self.bad.add(slots);
         } else {
             self.give_back(slots);

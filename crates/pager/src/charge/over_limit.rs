@@ -128,6 +128,9 @@ impl Engine {
     /// Notifies the owner of the figures of an excess that was noted while a fault was served. Called by a thread that
     /// nobody waits for, without a lock.
     pub fn tell_over_limit(&self) {
+        if !self.charge.stats.can_tell() {
+            return;
+        }
         // No thread forks under the table: the child would inherit the lock as it is.
         let table = self.table.read();
         let untold = self.charge.untold.lock().take();

@@ -165,7 +165,7 @@ mod tests {
 
     fn member(ledger: &'static Ledger, pid: u32) -> &'static Member {
         let owner = Owner { pid, namespace: 0, start_ticks: 1 };
-        Box::leak(Box::new(Member::new(ledger, owner, |_| false).unwrap()))
+        Box::leak(Box::new(Member::new(ledger, owner).unwrap()))
     }
 
     #[test]

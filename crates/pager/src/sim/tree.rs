@@ -37,7 +37,7 @@ impl Tree {
         ledger.set_reserve(random.below(1 << 20) as u64, total_bytes / 2);
         let member = |pid| -> &'static Member {
             let owner = Owner { pid, namespace: 0, start_ticks: 1 };
-            Box::leak(Box::new(Member::new(ledger, owner, |_| false).expect("two slots are free")))
+            Box::leak(Box::new(Member::new(ledger, owner).expect("two slots are free")))
         };
         (Tree { member: member(1), other: member(2), need_bytes }, total_bytes)
     }

@@ -120,7 +120,7 @@ impl Areas {
                 below = Some(priority);
             }
         }
-        self.all().filter(|area| area.is_open()).for_each(|area| area.try_bad_again());
+        self.all().filter(|area| area.is_open()).for_each(|area| area.try_bad_again(&(0..0)));
         Err(if self.is_growing.load(Relaxed) { Refused::Growing } else { Refused::Full })
     }
 
