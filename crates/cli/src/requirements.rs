@@ -63,8 +63,8 @@ impl Findings {
                      (stat -c %g /dev/userfaultfd); otherwise be in that group"
                 }
                 _ => {
-                    "in a container, add --device /dev/userfaultfd (systemd: DeviceAllow=/dev/userfaultfd rw); otherwise \
-                     use a kernel with CONFIG_USERFAULTFD"
+                    "in a container, add --device /dev/userfaultfd (systemd: DeviceAllow=/dev/userfaultfd rw); \
+                     otherwise use a kernel with CONFIG_USERFAULTFD"
                 }
             };
             return Some(format!(

@@ -268,8 +268,8 @@ const MARK: &str = "ZFOLIO_TEST_AGAIN";
 
 /// Goal: the line about a passed limit holds up no fault, and not the end of the pager; and it comes where it can.
 /// Method: a process whose standard error is a full pipe passes its limit, says so on standard output, and drops the
-/// pager: with the pipe as it is, or once it was read. The faulting thread wrote the line, and waited for a reader while
-/// it had the table locked.
+/// pager: with the pipe as it is, or once it was read. The faulting thread wrote the line, and waited for a reader
+/// while it had the table locked.
 #[test]
 fn the_line_about_the_limit_holds_nobody_up() {
     use std::io::{BufRead as _, Read as _, Write as _};
