@@ -147,7 +147,7 @@ pub fn read_whole(path: impl AsRef<Path>, bytes_max: usize) -> Result<Vec<u8>, E
 }
 
 /// Gives the calling thread, and the threads that it starts, a table of file descriptors of their own. It has
-/// copies of `but`, under the same numbers, perhaps one of standard error, if that is the journal's, and nothing else.
+/// copies of `but`, under the same numbers, perhaps one of standard error, and nothing else.
 ///
 /// So what the program does to its descriptors (closing all of them, for example) does not affect
 /// this thread, and this thread keeps none of the program's pipes open.
@@ -183,8 +183,7 @@ pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno
     Ok(but.iter().map(|file| unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) }).collect())
 }
 
-/// A copy of standard error in a table of our own, where it is the journal's socket and calls are filtered, and what it
-/// is. -1: none.
+/// A copy of standard error in a table of our own, where calls are filtered, and what it is. -1: none.
 static ERROR_COPY: AtomicI32 = AtomicI32::new(-1);
 static ERROR_COPY_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
@@ -192,17 +191,25 @@ static ERROR_COPY_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 const JOURNAL: &str = "/run/systemd/journal/stdout";
 
 /// Copies standard error within the calling thread's table, which is its own, where it could be had later neither by
-/// `pidfd_getfd`, for which a filter may end the process, nor by opening it, since it is a socket. Only the journal's:
-/// nobody waits for the end of that one. Returns the copy's number.
+/// `pidfd_getfd`, for which a filter may end the process, nor by opening it: a socket cannot be opened, and of a file
+/// that is opened anew the program's next line would begin where this one does. Only the journal's socket: others may
+/// have somebody who waits for their end. Returns the copy's number.
 fn keep_error() -> Option<u32> {
     ERROR_COPY.store(-1, Ordering::Relaxed);
     if !process::is_filtered() {
         return None;
     }
     let copy = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), 3).ok()?);
-    let is_journals =
-        copy.peer_addr().is_ok_and(|peer| peer.as_pathname() == Some(Path::new(JOURNAL)));
-    let what = identity(copy.as_fd()).filter(|_| is_journals)?;
+    let is_journals = || {
+        let peer = copy.peer_addr();
+        peer.is_ok_and(|peer| peer.as_pathname() == Some(Path::new(JOURNAL)))
+    };
+    let about = rustix::fs::fstat(&copy).ok()?;
+    let is_file = FileType::from_raw_mode(about.st_mode) == FileType::RegularFile;
+    if !is_file && !is_journals() {
+        return None;
+    }
+    let what = [about.st_dev, about.st_ino];
     ERROR_COPY_FILE.iter().zip(what).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
     let number = copy.into_raw_fd();
     ERROR_COPY.store(number, Ordering::Relaxed);
@@ -211,18 +218,20 @@ fn keep_error() -> Option<u32> {
 
 /// Writes a message to that copy, if there is one, and the program's standard error still is the same. In the program's
 /// table another file may have the copy's number.
-fn write_to_copy(message: &str) {
+fn write_to_copy(message: &str) -> bool {
     let number = ERROR_COPY.load(Ordering::Relaxed);
     if number < 0 {
-        return;
+        return false;
     }
     // SAFETY: the number is used within this function, for calls that answer an error where no file has it.
     let copy = unsafe { BorrowedFd::borrow_raw(number) };
     let what = Some(ERROR_COPY_FILE.each_ref().map(|word| word.load(Ordering::Relaxed)));
     let programs = rustix::fs::stat(c"/proc/self/fd/2").ok().map(|stat| [stat.st_dev, stat.st_ino]);
-    if identity(copy) == what && programs == what {
+    let is_same = identity(copy) == what && programs == what;
+    if is_same {
         write_all(copy, message.as_bytes());
     }
+    is_same
 }
 
 /// Another descriptor of the same open file.
@@ -373,14 +382,12 @@ fn open_error() -> Result<OwnedFd, Errno> {
 pub fn tell_program(message: &str) {
     let tell = || {
         let error = match programs_error() {
+            Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) if write_to_copy(message) => {
+                return Ok(());
+            }
             Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => open_error(),
             error => error,
         };
-        // A socket cannot be opened.
-        if matches!(error, Err(Errno::NXIO)) {
-            write_to_copy(message);
-            return Ok(());
-        }
         write_message(error?.as_fd(), message.as_bytes());
         Ok(())
     };
