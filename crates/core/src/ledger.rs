@@ -360,14 +360,14 @@ impl Ledger {
         let claim = |slot: &Slot| slot.owner.compare_exchange(0, owner.word(), Acquire, Relaxed);
         let index = self.slots.iter().position(|slot| claim(slot).is_ok())?;
         self.used.fetch_max(u32::try_from(index + 1).expect("few slots"), Relaxed);
-        self.sit_down(index, owner);
+        self.begin_slot(index, owner);
         Some(index)
     }
 
     /// As [`Ledger::enter`], for a process whose supervisor is gone, so that nobody frees the slots of the dead: it
     /// takes over the slot of one that `is_gone`, if there is one, and gives back what that had.
     #[must_use]
-    pub fn enter_for_the_dead(
+    pub fn enter_or_take_over(
         &self,
         owner: Owner,
         is_gone: impl Fn(Owner) -> bool,
@@ -383,12 +383,12 @@ impl Ledger {
             return self.enter(owner);
         };
         self.clear(index);
-        self.sit_down(index, owner);
+        self.begin_slot(index, owner);
         Some(index)
     }
 
     /// Begins a slot that its owner has just got.
-    fn sit_down(&self, index: usize, owner: Owner) {
+    fn begin_slot(&self, index: usize, owner: Owner) {
         let (seat, first) = (self.seat(index), self.first_bytes());
         seat.slot.start_ticks.store(owner.start_ticks, Relaxed);
         if seat.take(first, first) == 0 {

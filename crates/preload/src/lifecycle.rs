@@ -327,14 +327,12 @@ fn claim(path: &Path) -> Option<Asked> {
 fn start_other_threads(engine: &'static Engine, tries: u32) -> bool {
     // Nobody gives the workers anything to do before faults are served.
     engine.crew().start_over();
-    let started =
-        start_thread(c"zfolio-handler", tries, fatal::print, move || engine.handle_faults())
-            && start_thread(c"zfolio-mapproxy", tries, fatal::print, move || {
-                mapping_proxy::serve_requests(engine)
-            })
-            && start_thread(c"zfolio-prefetch", tries, fatal::print, move || {
-                engine.prefetch_in_background()
-            });
+    let start = |name, life: fn(&'static Engine)| {
+        start_thread(name, tries, fatal::print, move || life(engine))
+    };
+    let started = start(c"zfolio-handler", Engine::handle_faults)
+        && start(c"zfolio-mapproxy", mapping_proxy::serve_requests)
+        && start(c"zfolio-prefetch", Engine::prefetch_in_background);
     // Last: the engine goes on without them, if there is room for no more threads.
     if started {
         start_assistants(engine);

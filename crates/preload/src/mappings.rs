@@ -175,14 +175,14 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
     }
     let mut ours = candidates::lock();
     let end = page_end(start, bytes);
-    if replaces && ours.is_engines(start, end) && is_devices(words, flags) {
-        drop(ours);
-        // What is there comes back, also over the limit: the kernel may refuse the call, and then it stays.
-        give_up(start, end);
-        // SAFETY: the program's own call, with its own words.
-        return answer_pointer(unsafe { map::forward(libc::SYS_mmap, words) });
-    }
     if replaces && ours.is_engines(start, end) {
+        if is_devices(words, flags) {
+            drop(ours);
+            // What is there comes back, also over the limit: the kernel may refuse the call, and then it stays.
+            give_up(start, end);
+            // SAFETY: the program's own call, with its own words.
+            return answer_pointer(unsafe { map::forward(libc::SYS_mmap, words) });
+        }
         // Removed before the call: after it, another thread might map and note the same addresses.
         let taken = ours.take(start, end);
         let blocked = ours.release();

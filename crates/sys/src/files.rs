@@ -185,7 +185,7 @@ pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno
 
 /// A copy of standard error in a table of our own, where calls are filtered, and what it is. -1: none.
 static ERROR_COPY: AtomicI32 = AtomicI32::new(-1);
-static ERROR_COPY_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static ERROR_COPY_FILE: Noted = Noted::new();
 
 /// Where the journal of systemd listens.
 const JOURNAL: &str = "/run/systemd/journal/stdout";
@@ -210,7 +210,7 @@ fn keep_error() -> Option<u32> {
         return None;
     }
     let what = [about.st_dev, about.st_ino];
-    ERROR_COPY_FILE.iter().zip(what).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    ERROR_COPY_FILE.set(what);
     let number = copy.into_raw_fd();
     ERROR_COPY.store(number, Ordering::Relaxed);
     Some(number.unsigned_abs())
@@ -225,7 +225,7 @@ fn write_to_copy(message: &str) -> bool {
     }
     // SAFETY: the number is used within this function, for calls that answer an error where no file has it.
     let copy = unsafe { BorrowedFd::borrow_raw(number) };
-    let what = Some(ERROR_COPY_FILE.each_ref().map(|word| word.load(Ordering::Relaxed)));
+    let what = Some(ERROR_COPY_FILE.get());
     let programs = rustix::fs::stat(c"/proc/self/fd/2").ok().map(|stat| [stat.st_dev, stat.st_ino]);
     let is_same = identity(copy) == what && programs == what;
     if is_same {
@@ -255,7 +255,24 @@ const RESERVE_FROM: u64 = 32;
 
 /// Device and inode of what lies there. A thread that has the program's table, as in a child of `fork`, may have a file
 /// of the program's under these numbers.
-static RESERVED_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static RESERVED_FILE: Noted = Noted::new();
+
+/// Device and inode of a file, in words that several threads may use.
+struct Noted([AtomicU64; 2]);
+
+impl Noted {
+    const fn new() -> Noted {
+        Noted([const { AtomicU64::new(0) }; 2])
+    }
+
+    fn set(&self, what: [u64; 2]) {
+        self.0.iter().zip(what).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    }
+
+    fn get(&self) -> [u64; 2] {
+        self.0.each_ref().map(|word| word.load(Ordering::Relaxed))
+    }
+}
 
 /// Device and inode of a file.
 fn identity(file: BorrowedFd<'_>) -> Option<[u64; 2]> {
@@ -308,7 +325,7 @@ fn reserve() {
     let file = rustix::fs::memfd_create(c"zfolio-reserve", rustix::fs::MemfdFlags::CLOEXEC);
     let other = file.as_ref().map_err(|errno| *errno).and_then(|file| duplicate(file.as_fd()));
     let what = file.as_ref().ok().and_then(|file| identity(file.as_fd())).unwrap_or_default();
-    RESERVED_FILE.iter().zip(what).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    RESERVED_FILE.set(what);
     for (place, file) in RESERVED.iter().zip([file, other]) {
         place.store(file.map_or(-1, IntoRawFd::into_raw_fd), Ordering::Relaxed);
     }
@@ -323,7 +340,7 @@ fn unreserve() {
         }
         // SAFETY: nobody else has taken the number out of `place`. If another file has it, that one is not closed.
         let file = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
-        let ours = RESERVED_FILE.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let ours = RESERVED_FILE.get();
         drop(Exposed { file, identity: Some(ours) });
     }
 }
@@ -382,10 +399,12 @@ fn open_error() -> Result<OwnedFd, Errno> {
 pub fn tell_program(message: &str) {
     let tell = || {
         let error = match programs_error() {
-            Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) if write_to_copy(message) => {
-                return Ok(());
+            Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => {
+                if write_to_copy(message) {
+                    return Ok(());
+                }
+                open_error()
             }
-            Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => open_error(),
             error => error,
         };
         write_message(error?.as_fd(), message.as_bytes());
@@ -414,14 +433,14 @@ pub fn tell_here(message: &[u8]) {
 
 /// Device and inode of what was standard error when the program began, once that is learnt: in a program that zfolio
 /// was loaded into. Others get each message.
-static ERROR_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static ERROR_FILE: Noted = Noted::new();
 static IS_LEARNT: AtomicBool = AtomicBool::new(false);
 
 /// Notes what standard error is, before the program runs.
 pub fn learn_error() {
     IS_LEARNT.store(true, Ordering::Relaxed);
     let what = identity(std::io::stderr().as_fd()).unwrap_or_default();
-    ERROR_FILE.iter().zip(what).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    ERROR_FILE.set(what);
 }
 
 /// Writes a message, unless the program has closed its standard error and a file of its data has the number now.
@@ -451,7 +470,7 @@ fn is_data(error: BorrowedFd<'_>) -> bool {
     let Ok(about) = rustix::fs::fstat(error) else { return true };
     let kind = FileType::from_raw_mode(about.st_mode);
     let has_contents = matches!(kind, FileType::RegularFile | FileType::BlockDevice);
-    let before = ERROR_FILE.each_ref().map(|word| word.load(Ordering::Relaxed));
+    let before = ERROR_FILE.get();
     let appends =
         || rustix::fs::fcntl_getfl(error).is_ok_and(|flags| flags.contains(OFlags::APPEND));
     has_contents && before != [about.st_dev, about.st_ino] && !appends()

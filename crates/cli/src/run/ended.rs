@@ -84,7 +84,7 @@ impl Ended {
             kept: Vec::new(),
             largest: None,
             counted: Counted::default(),
-            sums: Groups::new(),
+            sums: Groups::default(),
         }
     }
 
@@ -109,10 +109,8 @@ impl Ended {
         let has_ended =
             |file: &StatsFile| !tree.has(file) && !proc::is_alive(file.pid, file.start_ticks());
         for file in stats_file::take_ended(directory, self.run, self.since, has_ended) {
-            let figures = &file.stats.figures;
-            let peak = tree.peak_of(&file).most(of(&figures.file_bytes_max));
-            let peak = peak.max(of(&figures.process_bytes_max));
-            let need = peak.max(of(&figures.demand_bytes_max));
+            let peak = tree.peak_bytes(&file);
+            let need = peak.max(of(&file.stats.figures.demand_bytes_max));
             let is_told = was_compressed(&file) || is_over(peak, self.limit_bytes);
             if tree.is_first(&file) || is_told && self.kept.len() < KEPT_MAX {
                 self.kept.push(file);
@@ -126,15 +124,13 @@ impl Ended {
     }
 
     fn count(&mut self, file: &StatsFile, tree: &mut Tree) {
-        let (figures, counted) = (&file.stats.figures, &mut self.counted);
-        let peak = tree.peak_of(file).most(of(&figures.file_bytes_max));
-        let peak = peak.max(of(&figures.process_bytes_max));
+        let (peak, counted) = (tree.peak_bytes(file), &mut self.counted);
         counted.processes += 1;
         counted.compressed += usize::from(was_compressed(file));
         counted.over += usize::from(is_over(peak, self.limit_bytes));
         counted.unseen += usize::from(!tree.forget(file));
         counted.peak_bytes = counted.peak_bytes.max(peak);
-        counted.file_bytes = counted.file_bytes.max(of(&figures.file_bytes_max));
+        counted.file_bytes = counted.file_bytes.max(of(&file.stats.figures.file_bytes_max));
         self.sums.add(file);
     }
 

@@ -24,14 +24,10 @@ use super::waits;
 use crate::stats_file::StatsFile;
 
 /// The figures of processes by the label of their command.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Groups(BTreeMap<String, Group>);
 
 impl Groups {
-    pub(super) fn new() -> Groups {
-        Groups(BTreeMap::new())
-    }
-
     pub(super) fn add(&mut self, file: &StatsFile) {
         self.0.entry(label("command", &file.command())).or_default().add(file);
     }
@@ -271,7 +267,7 @@ mod tests {
     }
 
     fn groups(files: &[StatsFile]) -> Groups {
-        let mut groups = Groups::new();
+        let mut groups = Groups::default();
         files.iter().for_each(|file| groups.add(file));
         groups
     }

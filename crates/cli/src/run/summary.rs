@@ -186,14 +186,13 @@ impl Story<'_> {
 
     /// The most that a process had resident, without pages of files: the larger of its own count and the kernel's.
     pub(super) fn peak_bytes(&self, file: &StatsFile) -> u64 {
-        let seen = of(&file.stats.figures.process_bytes_max);
         let alone = self.files.len() == 1 && self.count() == 1 && self.tree.groups().is_empty();
         // `wait4` returns the peak of the program and of all children that it waited for. If that
         // is above the limit, another process may have had it (`write_unseen`).
         let files = of(&file.stats.figures.file_bytes_max);
         let kernel = self.end.resident_bytes_max.saturating_sub(files);
         let kernel = if alone && self.is_first(file) && !self.is_over(kernel) { kernel } else { 0 };
-        seen.max(self.tree.peak_of(file).most(files)).max(kernel)
+        self.tree.peak_bytes(file).max(kernel)
     }
 
     fn is_over(&self, bytes: u64) -> bool {

@@ -411,6 +411,14 @@ impl Tree {
         self.seen.contains(&file.key())
     }
 
+    /// The most that the process which left `file` had resident, without pages of files: by its own count, and as seen
+    /// from outside.
+    pub(super) fn peak_bytes(&self, file: &StatsFile) -> u64 {
+        let figures = &file.stats.figures;
+        let seen = self.peak_of(file).most(figures.file_bytes_max.load(Relaxed));
+        seen.max(figures.process_bytes_max.load(Relaxed))
+    }
+
     /// The peak of the process that left `file`; the default if it was never seen.
     pub(super) fn peak_of(&self, file: &StatsFile) -> Peak {
         self.peaks.get(&file.key()).copied().unwrap_or_default()

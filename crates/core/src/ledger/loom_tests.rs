@@ -91,7 +91,7 @@ fn loom_two_processes_take_over_one_slot() {
         let ledger = ledger();
         let dead = ledger.enter(owner(1)).expect("a slot");
         let enter = |ledger: &Ledger, pid| {
-            ledger.enter_for_the_dead(owner(pid), |other| other.pid == 1).expect("three slots")
+            ledger.enter_or_take_over(owner(pid), |other| other.pid == 1).expect("three slots")
         };
         let other = {
             let ledger = Arc::clone(&ledger);

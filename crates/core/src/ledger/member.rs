@@ -31,7 +31,7 @@ impl Member {
         resident_bytes: u64,
         is_gone: impl Fn(Owner) -> bool,
     ) -> bool {
-        let Some(index) = self.ledger.enter_for_the_dead(owner, is_gone) else {
+        let Some(index) = self.ledger.enter_or_take_over(owner, is_gone) else {
             self.index.store(usize::MAX, Relaxed);
             return false;
         };

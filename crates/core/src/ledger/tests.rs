@@ -227,7 +227,7 @@ fn children_without_a_supervisor_take_over_what_the_dead_had() {
     let gone_supervisor = ledger.seat(ledger.enter(owner(2)).unwrap());
     gone_supervisor.force(3 * MIB);
     for pid in 3..3 * u32::try_from(SLOTS).unwrap() {
-        let index = ledger.enter_for_the_dead(owner(pid), |other| other.pid != 1).expect("a slot");
+        let index = ledger.enter_or_take_over(owner(pid), |other| other.pid != 1).expect("a slot");
         assert_eq!((index, ledger.seat(index).owner()), (1, owner(pid)));
         assert_eq!(ledger.seat(index).share_bytes(), FIRST);
         assert!(ledger.seat(index).take(MIB, MIB) > 0 && ledger.missing_bytes() == 0);
@@ -235,7 +235,7 @@ fn children_without_a_supervisor_take_over_what_the_dead_had() {
     }
     assert_eq!((server.owner(), server.share_bytes()), (owner(1), FIRST));
     // While nobody is gone, a new one has a slot of its own.
-    assert_eq!(ledger.enter_for_the_dead(owner(9_999), |_| false), Some(2));
+    assert_eq!(ledger.enter_or_take_over(owner(9_999), |_| false), Some(2));
 }
 
 /// Goal: a process whose slot was taken over, since somebody thought that it was gone, does not end the slot of the
@@ -244,7 +244,7 @@ fn children_without_a_supervisor_take_over_what_the_dead_had() {
 fn who_has_lost_its_slot_leaves_that_of_another_alone() {
     let ledger: &'static Ledger = Box::leak(Box::new(ledger()));
     let member = Member::new(ledger, owner(1)).unwrap();
-    assert_eq!(ledger.enter_for_the_dead(owner(2), |other| other.pid == 1), Some(0));
+    assert_eq!(ledger.enter_or_take_over(owner(2), |other| other.pid == 1), Some(0));
     member.leave();
     assert_eq!((ledger.seat(0).owner(), ledger.seat(0).share_bytes()), (owner(2), FIRST));
     assert!(member.seat().is_none());
