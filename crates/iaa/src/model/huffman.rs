@@ -16,20 +16,26 @@ pub(super) fn lengths(frequencies: &[u32], length_max: usize) -> Vec<u8> {
     let missing = 2_usize.saturating_sub(leaves.len());
     leaves.extend(absent.take(missing).map(|symbol| (1, symbol)));
     leaves.sort_unstable();
-    // A package: its weight, and the symbols in it, each as often as it is.
-    let leaf = |(weight, symbol): &(u64, usize)| (*weight, vec![*symbol]);
-    let mut packages: Vec<(u64, Vec<usize>)> = leaves.iter().map(leaf).collect();
+    let mut weights: Vec<u64> = leaves.iter().map(|leaf| leaf.0).collect();
+    // For each round, which of the packages are leaves, in the order of their weights.
+    let mut rounds = vec![vec![true; leaves.len()]];
     for _ in 1..length_max {
-        let paired = packages.chunks_exact(2).map(|pair| {
-            (pair[0].0 + pair[1].0, [pair[0].1.as_slice(), pair[1].1.as_slice()].concat())
-        });
-        let mut merged: Vec<(u64, Vec<usize>)> = paired.chain(leaves.iter().map(leaf)).collect();
+        let pairs = weights.chunks_exact(2).map(|pair| (pair[0] + pair[1], false));
+        let mut merged: Vec<(u64, bool)> =
+            pairs.chain(leaves.iter().map(|leaf| (leaf.0, true))).collect();
         merged.sort_by_key(|package| package.0);
-        packages = merged;
+        weights.clear();
+        weights.extend(merged.iter().map(|package| package.0));
+        rounds.push(merged.iter().map(|package| package.1).collect());
     }
+    // The lightest packages of the last round, and of each round before what those of the next are made of. A symbol's
+    // length is how often it is among them.
     let mut lengths = vec![0; frequencies.len()];
-    for (_, symbols) in packages.iter().take(2 * leaves.len() - 2) {
-        symbols.iter().for_each(|symbol| lengths[*symbol] += 1);
+    let mut wanted = 2 * leaves.len() - 2;
+    for is_leaf in rounds.iter().rev() {
+        let light = is_leaf[..wanted].iter().filter(|is_leaf| **is_leaf).count();
+        leaves[..light].iter().for_each(|(_, symbol)| lengths[*symbol] += 1);
+        wanted = 2 * (wanted - light);
     }
     lengths
 }
