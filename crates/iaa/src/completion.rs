@@ -127,6 +127,11 @@ impl Slots {
         self.at_device >> slot & 1 == 1
     }
 
+    /// How many slots are at a device: if the stream ends now their memory is leaked (SLOT-2).
+    pub(crate) fn at_devices(&self) -> usize {
+        (0..SLOTS).filter(|slot| self.is_at_device(*slot)).count()
+    }
+
     fn assert_ours(&self, slot: usize) {
         assert!(slot < SLOTS && !self.is_at_device(slot), "SLOT-1: slot {slot} is at the device");
     }

@@ -151,6 +151,7 @@ impl Flights {
             if is_hopeless && self.slots.renew(slot).is_ok() {
                 self.lost[slot].take().into_iter().for_each(|ticket| queues.abandon(ticket));
                 self.taken &= !(1 << slot);
+                self.count(Count::LeakedBuffers, 1);
             }
         }
     }
@@ -420,6 +421,7 @@ impl Drop for Flights {
         }
         // What the device has answered by now need not be leaked.
         self.recover();
+        self.count(Count::LeakedBuffers, self.slots.at_devices());
         let flying = self.flights.iter_mut().flatten().map(|flight| &mut flight.ticket);
         for ticket in flying.chain(&mut self.lost).filter_map(Option::take) {
             self.driver.queues.abandon(ticket);

@@ -21,6 +21,7 @@ pub(crate) enum Count {
     Full,
     PageFaults,
     LateRecords,
+    LeakedBuffers,
     Implausible,
     Checksum,
     WqAdded,
@@ -124,6 +125,9 @@ pub struct DriverStats {
     pub page_faults: u64,
     /// Records that came after their job was given up, so that its buffers could be used again.
     pub late_records: u64,
+    /// Jobs whose buffers are left to a device for good, because it has not answered and may still write to them: 12 KiB
+    /// for each of them with units of 4 KiB, or all buffers of a stream that has ended.
+    pub leaked_buffers: u64,
     /// Records that say what cannot be.
     pub implausible_records: u64,
     /// Results whose checksum is wrong.
@@ -145,6 +149,7 @@ impl DriverStats {
             full_retries: queues.total(Count::Full),
             page_faults: queues.total(Count::PageFaults),
             late_records: queues.total(Count::LateRecords),
+            leaked_buffers: queues.total(Count::LeakedBuffers),
             implausible_records: queues.total(Count::Implausible),
             checksum_errors: queues.total(Count::Checksum),
             wq_added: queues.total(Count::WqAdded),
@@ -163,6 +168,7 @@ impl fmt::Display for DriverStats {
             ("full_retries", self.full_retries),
             ("page_faults", self.page_faults),
             ("late_records", self.late_records),
+            ("leaked_buffers", self.leaked_buffers),
             ("implausible_records", self.implausible_records),
             ("checksum_errors", self.checksum_errors),
             ("wq_added", self.wq_added),

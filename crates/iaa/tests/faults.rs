@@ -2,9 +2,10 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{UNIT, World, compress, decompress, software, unit};
+use common::{UNIT, World, compress, decompress, queue, software, unit};
 use zfolio_core::sync::Mutex;
 use zfolio_core::testing::{Random, seed};
 use zfolio_core::zcomp::{Answer, BATCH_MAX, Bare};
@@ -13,6 +14,12 @@ use zfolio_iaa::{Codes, Settings, WhenBusy};
 
 /// Descriptors of one world: few, because a job that is never answered keeps its memory for good.
 const WORLD_DESCRIPTORS: u64 = 20_000;
+
+/// Devices of one world that are there, or whose queues the driver has closed and not forgotten.
+const DEVICES_MAX: usize = 16;
+
+/// Devices of one world, those included whose queues were forgotten. Each may keep some memory for good.
+const EVER_MAX: usize = 40;
 
 /// How many descriptors, from the environment.
 fn descriptors(default: u64) -> u64 {
@@ -39,9 +46,81 @@ fn faults(random: &mut Random) -> Faults {
     }
 }
 
-/// A world whose driver finds every lie: it verifies, and compares checksums. Also whether a compression without room
-/// fails.
-fn world(random: &mut Random) -> (World, bool) {
+/// A driver, its devices, and what has become of them.
+struct Changing {
+    world: World,
+    /// Of each model: the number of its device, and whether its queue was forgotten.
+    devices: Vec<(usize, bool)>,
+    /// Whether a compression without room fails.
+    fails: bool,
+    /// How often a slot got other memory.
+    renewed: u64,
+}
+
+impl Changing {
+    /// How many queues were forgotten.
+    fn forgotten(&self) -> usize {
+        self.devices.iter().filter(|(_, is_forgotten)| *is_forgotten).count()
+    }
+
+    fn may_grow(&self) -> bool {
+        self.devices.len() < EVER_MAX && self.devices.len() - self.forgotten() < DEVICES_MAX
+    }
+
+    /// One more device, of a number that no other one has had.
+    fn add(&mut self, random: &mut Random) {
+        let numbers = self.devices.iter().map(|(number, _)| number + 2);
+        self.add_as(numbers.max().unwrap_or(1), random);
+    }
+
+    /// One more device, whose queue has the name of this number.
+    fn add_as(&mut self, number: usize, random: &mut Random) {
+        let setup = setup(random);
+        let depth = setup.depth;
+        let model = Model::new(setup);
+        self.world.driver.add([queue(number, depth, &model)]).expect("few queues, and a free name");
+        self.world.models.push(model);
+        self.devices.push((number, false));
+    }
+
+    /// The system disables a device. The driver may learn of it by a job, by a look, or be told so at once: then it
+    /// forgets the queue, and another one may have its name.
+    fn disable(&mut self, random: &mut Random) {
+        let places = (0..self.devices.len()).filter(|place| !self.devices[*place].1);
+        let there: Vec<usize> = places.collect();
+        if there.is_empty() {
+            return;
+        }
+        let place = there[random.below(there.len())];
+        self.world.models[place].disable();
+        let number = self.devices[place].0;
+        if random.below(2) == 0 {
+            self.world.driver.refresh();
+        }
+        if random.below(3) == 0 {
+            return;
+        }
+        self.world.driver.forget(&[format!("wq{number}.0")]);
+        self.devices[place].1 = true;
+        if random.below(2) == 0 && self.may_grow() {
+            self.add_as(number, random);
+        }
+    }
+
+    /// The jobs that were never answered, of all devices and of those whose queues were not forgotten.
+    fn unanswered(&self) -> [u64; 2] {
+        let counts = self.world.models.iter().map(|model| {
+            let counts = model.counts();
+            counts.faults[3] + counts.forgotten
+        });
+        let counts: Vec<u64> = counts.collect();
+        let kept = counts.iter().zip(&self.devices).filter(|(_, device)| !device.1);
+        [counts.iter().sum(), kept.map(|(count, _)| count).sum()]
+    }
+}
+
+/// A world whose driver finds every lie: it verifies, and compares checksums.
+fn world(random: &mut Random) -> Changing {
     let settings = Settings {
         comp_wqs_per_iaa: random.below(2),
         distribute_comps: random.below(2) == 0,
@@ -52,8 +131,14 @@ fn world(random: &mut Random) -> (World, bool) {
         when_busy: [WhenBusy::Reject, WhenBusy::Software][random.below(2)],
         polls_max: 40,
     };
-    let setups: Vec<Setup> = (0..1 + random.below(4)).map(|_| setup(random)).collect();
-    (World::new(settings, &setups), settings.when_busy == WhenBusy::Reject)
+    let mut changing = Changing {
+        world: World::new(settings, &[]),
+        devices: Vec::new(),
+        fails: settings.when_busy == WhenBusy::Reject,
+        renewed: 0,
+    };
+    (0..1 + random.below(4)).for_each(|_| changing.add(random));
+    changing
 }
 
 fn setup(random: &mut Random) -> Setup {
@@ -67,8 +152,9 @@ fn setup(random: &mut Random) -> Setup {
     }
 }
 
-/// One batch there and back. A unit may fail only for want of room, of its verification too, and where that `fails`.
-fn batch(world: &World, streams: &mut Streams, random: &mut Random, fails: bool, who: &str) {
+/// One batch there and back, during which a device may be disabled. A unit may fail only for want of room, of its
+/// verification too, and where that `fails`.
+fn batch(world: &mut Changing, streams: &mut Streams, random: &mut Random, who: &str) {
     let count = 1 + random.below(BATCH_MAX);
     let lengths = [1 + random.below(500), 1 + random.below(UNIT)];
     let units: Vec<Vec<u8>> = (0..count)
@@ -79,12 +165,22 @@ fn batch(world: &World, streams: &mut Streams, random: &mut Random, fails: bool,
         .collect();
     let mut dests: Vec<Vec<u8>> = units.iter().map(|unit| vec![0xC3; unit.len()]).collect();
     let which = random.below(2);
+    let (driver, fails) = (Arc::clone(&world.world.driver), world.fails);
     let busy = || {
-        let stats = world.driver.driver_stats();
+        let stats = driver.driver_stats();
         stats.busy_comps + stats.busy_decomps
     };
+    let renewed = driver.driver_stats().leaked_buffers;
+    // Polls until a device is disabled; few batches have as many.
+    let mut wait = random.below(1000);
+    let mut between = || {
+        if wait == 0 {
+            world.disable(random);
+        }
+        wait = wait.wrapping_sub(1);
+    };
     let mut left = busy();
-    let answers = compress(&mut *streams.compress[which], &units, &mut dests, || {});
+    let answers = compress(&mut *streams.compress[which], &units, &mut dests, &mut between);
     left = busy() - left;
     let mut packed: Vec<&[u8]> = Vec::new();
     let mut originals = Vec::new();
@@ -105,7 +201,9 @@ fn batch(world: &World, streams: &mut Streams, random: &mut Random, fails: bool,
         }
     }
     let mut places: Vec<Vec<u8>> = originals.iter().map(|unit| vec![0x3C; unit.len()]).collect();
-    let results = decompress(&mut *streams.decompress, &packed, &mut places, || {});
+    let results = decompress(&mut *streams.decompress, &packed, &mut places, &mut between);
+    // No stream has ended meanwhile, so what was leaked was so because a slot was renewed.
+    world.renewed += driver.driver_stats().leaked_buffers - renewed;
     assert!(results.iter().all(Result::is_ok), "{who}: a sound unit is refused");
     assert!(places == originals, "{who}: decompressed to something else");
 }
@@ -132,11 +230,15 @@ struct Seen {
     worlds: u64,
     descriptors: u64,
     faults: [u64; 8],
+    /// Queues that were forgotten, and slots that got other memory.
+    lost: [u64; 2],
 }
 
 /// Goal: whatever goes wrong, no byte is wrong, and what is not leaked for the device's sake comes back. Method: worlds
-/// with devices and faults at random, two at a time, in which devices also vanish and come; at last all late records
-/// come, and the descriptors that are still out are those that were never answered, one by one.
+/// with devices and faults at random, two at a time, in which devices also vanish and come, with and without the
+/// driver's knowledge; at last all late records come. Then the descriptors that are still out are those which devices
+/// never answered whose queues were not forgotten, and the buffers that were leaked are those of all jobs that were
+/// never answered, one by one.
 fn no_byte_is_wrong(wanted: u64) {
     let seen = Mutex::<0, _>::new(Seen::default());
     let next = AtomicU64::new(0);
@@ -149,7 +251,7 @@ fn no_byte_is_wrong(wanted: u64) {
             });
         }
     });
-    let Seen { worlds, descriptors, faults } = *seen.lock();
+    let Seen { worlds, descriptors, faults, lost } = *seen.lock();
     println!(
         "{descriptors} descriptors in {worlds} worlds, with pages missing, other statuses, late records, "
     );
@@ -160,38 +262,41 @@ fn no_byte_is_wrong(wanted: u64) {
         worlds < 20 || faults.iter().all(|count| *count > 0),
         "a fault never happened: {faults:?}"
     );
+    println!("queues forgotten, and slots that got other memory: {lost:?}");
+    assert!(worlds < 20 || lost.iter().all(|count| *count > 0), "it never happened: {lost:?}");
 }
 
 fn no_byte_of_a_world_is_wrong(number: u64, seen: &Mutex<0, Seen>) {
     let who = format!("seed {}, world {number}", seed());
     let mut random = Random::new(seed().wrapping_add(number));
-    let (mut world, fails) = world(&mut random);
-    let mut streams = Streams::new(&world);
-    while world.count(|counts| counts.accepted) < WORLD_DESCRIPTORS {
-        let before = world.count(|counts| counts.accepted);
-        batch(&world, &mut streams, &mut random, fails, &who);
-        if random.below(1000) == 0 && world.models.len() < 16 {
-            world.add(setup(&mut random));
+    let mut changing = world(&mut random);
+    let mut streams = Streams::new(&changing.world);
+    let accepted = |changing: &Changing| changing.world.count(|counts| counts.accepted);
+    while accepted(&changing) < WORLD_DESCRIPTORS {
+        let before = accepted(&changing);
+        batch(&mut changing, &mut streams, &mut random, &who);
+        if random.below(1000) == 0 && changing.may_grow() {
+            changing.add(&mut random);
         }
         if random.below(500) == 0 {
-            world.models[random.below(world.models.len())].disable();
-            world.driver.refresh();
+            changing.disable(&mut random);
         }
-        if world.count(|counts| counts.accepted) == before {
+        if accepted(&changing) == before {
             // No device is left, or no buffer.
-            settle(&world, &mut streams);
-            streams = Streams::new(&world);
-            if world.models.len() == 16 {
+            settle(&mut changing, &mut streams);
+            streams = Streams::new(&changing.world);
+            if !changing.may_grow() {
                 break;
             }
-            world.add(setup(&mut random));
+            changing.add(&mut random);
         }
     }
-    settle(&world, &mut streams);
-    let unanswered = world.count(|counts| counts.faults[3] + counts.forgotten);
-    assert_eq!(world.driver.driver_stats().in_flight, unanswered, "{who}: tickets are lost");
-    assert_eq!(world.count(|counts| counts.overruns), 0, "{who}");
+    settle(&mut changing, &mut streams);
+    assert_nothing_is_lost(&changing, streams, &who);
     let mut seen = seen.lock();
+    let forgotten = u64::try_from(changing.forgotten()).expect("few devices");
+    seen.lost.iter_mut().zip([forgotten, changing.renewed]).for_each(|(sum, more)| *sum += more);
+    let world = changing.world;
     seen.worlds += 1;
     seen.descriptors += world.count(|counts| counts.accepted);
     for model in &world.models {
@@ -202,14 +307,34 @@ fn no_byte_of_a_world_is_wrong(number: u64, seen: &Mutex<0, Seen>) {
     }
 }
 
+/// After all late records have come, and all streams have looked: what is kept is what the devices never answered.
+fn assert_nothing_is_lost(changing: &Changing, streams: Streams, who: &str) {
+    let world = &changing.world;
+    let [unanswered, kept] = changing.unanswered();
+    assert_eq!(world.driver.driver_stats().in_flight, kept, "{who}: tickets are lost");
+    assert!(world.driver.driver_stats().leaked_buffers <= unanswered, "{who}: leaked in vain");
+    drop(streams);
+    let stats = world.driver.driver_stats();
+    assert_eq!(stats.in_flight, kept, "{who}: a stream that ends keeps its lost tickets out");
+    assert_eq!(stats.leaked_buffers, unanswered, "{who}: each lost job leaks its buffers, once");
+    world.driver.refresh();
+    let queues: usize = world.driver.wq_stats().iter().map(|device| device.wqs.len()).sum();
+    let there = changing.devices.len() - changing.forgotten();
+    assert!(queues <= there, "{who}: {queues} queues, though all but {there} were forgotten");
+    assert_eq!(world.count(|counts| counts.overruns), 0, "{who}");
+}
+
 /// All late records come, and the streams see them, without new jobs.
-fn settle(world: &World, streams: &mut Streams) {
+fn settle(changing: &mut Changing, streams: &mut Streams) {
+    let world = &changing.world;
+    let renewed = world.driver.driver_stats().leaked_buffers;
     world.models.iter().for_each(Model::finish_late);
     let none: [Vec<u8>; 0] = [];
     for stream in &mut streams.compress {
         compress(&mut **stream, &none, &mut [], || {});
     }
     decompress(&mut *streams.decompress, &[], &mut [], || {});
+    changing.renewed += world.driver.driver_stats().leaked_buffers - renewed;
 }
 
 #[test]
