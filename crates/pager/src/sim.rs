@@ -9,6 +9,7 @@
 //! Not simulated: the process's other memory, a heap that is full (Rust then ends the process), and
 //! an `ENOMEM` that makes the engine end the process.
 
+mod accelerator;
 mod areas;
 mod change;
 mod check;

@@ -1,11 +1,14 @@
 //! A codec that fails now and then, like an accelerator that loses its connection: some units in a row are not
 //! compressed. With [`Damage::Decoder`] it also gives back something else than what it was given.
 
+use std::sync::Arc;
+
 use zfolio_core::page::UnitOrder;
 use zfolio_core::zcomp::{
     Answer, Backend, Bare, Compressor, Corrupt, Decompressor, Error, Params, Zcomp,
 };
 
+use super::accelerator::{self, Accelerator};
 use super::random::Random;
 use super::settings::{Damage, Settings};
 
@@ -38,9 +41,20 @@ struct Stream {
 }
 
 /// The codecs of a run.
-pub(super) fn codecs(seed: u64, settings: &Settings, streams: usize) -> Vec<Zcomp> {
+pub(super) fn codecs(
+    seed: u64,
+    settings: &Settings,
+    accelerator: Option<&Arc<Accelerator>>,
+    streams: usize,
+) -> Vec<Zcomp> {
     let all = settings.config(0).algorithm.codecs().into_iter();
-    all.map(|params| codec(seed, settings, (params, settings.unit), streams)).collect()
+    let codec = |params| match accelerator {
+        Some(accelerator) if settings.damage != Some(Damage::Decoder) => {
+            accelerated(accelerator, (params, settings.unit), streams)
+        }
+        _ => codec(seed, settings, (params, settings.unit), streams),
+    };
+    all.map(codec).collect()
 }
 
 /// The codec for wide units, if there are any.
@@ -64,6 +78,16 @@ fn codec(
         Zcomp::new(params, unit, streams)
     };
     zcomp.expect("the parameters are accepted")
+}
+
+fn accelerated(
+    accelerator: &Arc<Accelerator>,
+    (params, unit): (Params, UnitOrder),
+    streams: usize,
+) -> Zcomp {
+    let codec = || accelerator::Codec(Arc::clone(accelerator));
+    let accelerate = |_| Ok(Box::new(codec()) as Box<dyn Backend>);
+    Zcomp::around(params, unit, streams, &accelerate).expect("the parameters are accepted")
 }
 
 /// A codec of a disk, which begins to fail once in `fails` units, and takes `batch` units at once.

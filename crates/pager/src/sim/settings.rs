@@ -2,11 +2,16 @@
 
 use zfolio_core::budget::{Period, WriteBudget};
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
+use zfolio_iaa::WhenBusy;
 
+use super::accelerator;
 use super::random::Random;
 use super::space::Refusals;
 use crate::config::{Config, Mode};
 use crate::spill::{Places, PoolLimit};
+
+/// One of so many runs has an accelerator.
+const ACCELERATED_IN: usize = 12;
 
 /// What happens to stored data in a run that the engine must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +99,8 @@ pub(super) struct Settings {
     pub(super) damage: Option<Damage>,
     /// There is a backing for what does not fit.
     pub(super) spill: Option<Spill>,
+    /// The codec is an accelerator's, which does this when it has no room.
+    pub(super) accelerator: Option<WhenBusy>,
 }
 
 /// The backing of a run.
@@ -164,6 +171,7 @@ impl Settings {
             spill: None,
             wide_units: false,
             assistants: Random::new(seed, 16).of(&[0, 0, 1, 2]),
+            accelerator: None,
         };
         let mut settings = settings.with_spill(&mut Random::new(seed, 11));
         let is_on_areas = Random::new(seed, 13).one_in(2);
@@ -179,11 +187,12 @@ impl Settings {
         if settings.wide_units && settings.algorithm == "auto" {
             settings.unit = UnitOrder::DEFAULT;
         }
-        match settings.storm {
+        let settings = match settings.storm {
             Some(_) => settings.with_storm(),
             None if Random::new(seed, 4).one_in(8) => settings.with_early(),
             None => settings,
-        }
+        };
+        settings.with_accelerator(&mut Random::new(seed, 17))
     }
 
     /// The settings of a directed test: the kernel refuses nothing, and the test starts all threads.
@@ -214,6 +223,7 @@ impl Settings {
             proactive: false,
             damage: None,
             spill: None,
+            accelerator: None,
         }
     }
 
@@ -269,6 +279,18 @@ impl Settings {
         }
     }
 
+    /// Some runs have an accelerator. All that goes wrong with it is its own; where the limit must be held it has to do
+    /// its work somehow.
+    fn with_accelerator(self, random: &mut Random) -> Settings {
+        if !random.one_in(ACCELERATED_IN) {
+            return self;
+        }
+        let when_busy = random.of(&[WhenBusy::Software, WhenBusy::Reject]);
+        let when_busy = if self.early { WhenBusy::Software } else { when_busy };
+        let algorithm = accelerator::FORMAT;
+        Settings { accelerator: Some(when_busy), algorithm, codec_fails: 0, ..self }
+    }
+
     /// What a storm needs besides.
     fn with_storm(self) -> Settings {
         let mode = Mode::Handler;
@@ -280,10 +302,12 @@ impl Settings {
         self.spill.is_some_and(|spill| spill.areas)
     }
 
-    /// The threads of the program, of the engine, of the rest of the tree, and the one that looks after the areas.
+    /// The threads of the program, of the engine, of the rest of the tree, the one that looks after the areas, and that
+    /// of the accelerator's devices.
     pub(super) fn all_threads(&self) -> usize {
         let engine = 2 + if self.mode == Mode::Handler { 1 + self.assistants } else { 0 };
-        self.threads + engine + usize::from(self.tree) + usize::from(self.has_areas())
+        let others = [self.tree, self.has_areas(), self.accelerator.is_some()];
+        self.threads + engine + others.map(usize::from).iter().sum::<usize>()
     }
 
     /// Whether the engine must be able to hold its limit.
@@ -291,7 +315,8 @@ impl Settings {
         let is_capped = usize::from(self.is_capped());
         let refuses = self.pool_refuses + self.codec_fails + self.refusals.register + is_capped;
         let fits = self.noise == 0 || self.spill.is_some_and(|spill| spill.is_good());
-        fits && refuses == 0 && !self.fixed
+        let rejects = self.accelerator == Some(WhenBusy::Reject);
+        fits && refuses == 0 && !rejects && !self.fixed
     }
 
     /// The engine's settings, with this limit.

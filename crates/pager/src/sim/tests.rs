@@ -9,6 +9,7 @@ use std::time::Duration;
 use zfolio_core::store::CodecId;
 use zfolio_sys::{clock, cpu};
 
+use super::accelerator;
 use super::program::Program;
 use super::random::{Random, mixed};
 use super::schedule::{self, Body, Trace};
@@ -82,6 +83,10 @@ fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
             world.areas.iter().for_each(|areas| areas.turn(&world.engine, random));
         }));
     }
+    if let Some(accelerator) = &world.accelerator {
+        let life = move || accelerator.live(Random::new(seed, 19), || world.is_over());
+        threads.push(("devices".to_owned(), Box::new(life)));
+    }
     if world.settings.mode == Mode::Handler {
         threads.push(("handler".to_owned(), Box::new(|| handle(world))));
         let number = |index: usize| 20 + index as u64;
@@ -136,6 +141,9 @@ fn run_pager(seed: u64, trace: bool) -> Result<Trace, String> {
         threads.push(("supervisor".to_owned(), Box::new(life)));
     }
     let done = schedule.run(threads).map_err(|why| format!("{why}; {:?}", world.settings));
+    if done.is_ok() {
+        world.accelerator.iter().for_each(|accelerator| accelerator.end());
+    }
     let spill = world.engine.store.spill_stats();
     let figures = world.engine.figures().snapshot();
     let (full, used_up) = (figures.pool_limit_hit, figures.write_budget_used_up);
@@ -257,7 +265,8 @@ fn runs_of_seeds() {
         "\nsimulated {count} seeds, from {fresh} on, {points} points, {written} units spilled, {returned} \
          returned and {read} read, {again} pauses before reads, {full} pools full and {used_up} budgets used up, \
          {on_areas} runs on areas, of which {replaced} were replaced, in {seconds:.1} s of CPU time\n\
-         simulated disks: {}",
+         simulated accelerators: {}\nsimulated disks: {}",
+        accelerator::PLAYED,
         zram::PLAYED
     );
 }

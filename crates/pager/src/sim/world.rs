@@ -11,6 +11,7 @@ use zfolio_core::store::{Backing, Key};
 use zfolio_core::zcomp::Zcomp;
 use zfolio_workers::Crew;
 
+use super::accelerator::Accelerator;
 use super::areas::{self, Ground};
 use super::codec::{self, codecs};
 use super::disk::{Below, Disk, Faults, Shared};
@@ -89,6 +90,8 @@ pub(super) struct World {
     pub(super) disk: Option<Arc<dyn Below>>,
     /// The areas, if it is them.
     pub(super) areas: Option<Arc<Ground>>,
+    /// The accelerator, if the codec is one's.
+    pub(super) accelerator: Option<Arc<Accelerator>>,
     /// The tree that the process is part of, if its limit is a share.
     pub(super) tree: Option<Tree>,
     model: Mutex<Model>,
@@ -140,7 +143,10 @@ impl World {
         let space =
             Space::new(Arc::clone(&schedule), kernel, settings.mode, settings.refusals, shape);
         const STREAMS: usize = 2;
-        let codecs = codecs(seed, &settings, STREAMS);
+        let devices = Random::new(seed, 18);
+        let accelerator = settings.accelerator;
+        let accelerator = accelerator.map(|busy| Accelerator::new(&schedule, busy, devices));
+        let codecs = codecs(seed, &settings, accelerator.as_ref(), STREAMS);
         let wide = codec::wide(seed, &settings, STREAMS);
         // One of each is used from the start, and all may come to be used.
         let stream_bytes: usize = codecs.iter().chain(&wide).map(Zcomp::memory_bytes).sum();
@@ -176,6 +182,7 @@ impl World {
             source,
             disk,
             areas,
+            accelerator,
             tree,
             model: Mutex::new(model),
             threads_left: AtomicUsize::new(settings.threads),
