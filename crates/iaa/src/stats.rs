@@ -125,8 +125,8 @@ pub struct DriverStats {
     pub page_faults: u64,
     /// Records that came after their job was given up, so that its buffers could be used again.
     pub late_records: u64,
-    /// Jobs whose buffers are left to a device for good, because it has not answered and may still write to them: 12 KiB
-    /// for each of them with units of 4 KiB, or all buffers of a stream that has ended.
+    /// Jobs whose buffers are left to a device for good, because it has not answered and may still write to them: 12
+    /// KiB for each of them with units of 4 KiB, or all buffers of a stream that has ended.
     pub leaked_buffers: u64,
     /// Records that say what cannot be.
     pub implausible_records: u64,
