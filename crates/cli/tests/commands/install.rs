@@ -42,9 +42,9 @@ fn built(name: &str) -> Option<PathBuf> {
         return None;
     }
     let (folder, program) = (scratch(name), Path::new(env!("CARGO_BIN_EXE_zfolio")));
-    // Any program stands in for usemem: it is looked for, and not run.
+    // Anything stands in for usemem: it is looked for, and not run.
     for (file, name) in
-        [(program, "zfolio"), (program, "usemem"), (stand_in(), "libzfolio_preload.so")]
+        [(program, "zfolio"), (stand_in(), "usemem"), (stand_in(), "libzfolio_preload.so")]
     {
         symlink(file, folder.join(name)).expect("it is ours");
     }
@@ -107,6 +107,85 @@ fn files_for_udev_and_systemd_are_copied_from_elsewhere() {
     }
     assert!(script(&["uninstall", "", prefix_name]));
     assert!(!prefix.join("bin/zfolio").exists());
+}
+
+/// Goal: an install that fails in the middle leaves nothing that `uninstall` does not find. It left programs that
+/// were in no list, since the list was written last. Method: a folder stands where a program is expected.
+#[test]
+fn what_a_failed_install_has_put_there_can_be_uninstalled() {
+    let Some(built) = built("built-half") else { return };
+    let root = scratch("half");
+    fs::create_dir(root.join("opt")).expect("it is ours");
+    let before = paths(&root);
+    let (built_name, root_name) = (built.to_str().expect("plain"), root.to_str().expect("plain"));
+    assert!(script(&["install", built_name, root_name, "/opt"]));
+    fs::remove_file(built.join("usemem")).expect("it is ours");
+    fs::create_dir(built.join("usemem")).expect("it is ours");
+    assert!(!script(&["install", built_name, root_name, "/opt"]));
+    assert!(root.join("opt/bin/zfolio").exists(), "it fails after the first program");
+    assert!(script(&["uninstall", root_name, "/opt"]));
+    assert_eq!(paths(&root), before);
+}
+
+/// Goal: what an administrator has made for zfolio stays, and a line says so with the command that removes it.
+#[test]
+fn uninstall_says_what_stays() {
+    let Some(built) = built("built-stays") else { return };
+    let root = scratch("stays");
+    let (built, root_name) = (built.to_str().expect("plain"), root.to_str().expect("plain"));
+    assert!(script(&["install", built, root_name, "/opt"]));
+    let (_, nothing) = told(&["uninstall", root_name, "/opt"]);
+    assert_eq!(nothing, "");
+
+    assert!(script(&["install", built, root_name, "/opt"]));
+    let link = "etc/systemd/system/multi-user.target.wants/zfolio-devices.service";
+    let rule = "etc/udev/rules.d/60-zfolio.rules";
+    for file in [link, rule, "etc/zfolio/devices.conf"] {
+        let parent = root.join(file).parent().expect("it has one").to_path_buf();
+        fs::create_dir_all(parent).expect("it is ours");
+    }
+    symlink("/opt/lib/systemd/system/zfolio-devices.service", root.join(link)).expect("it is ours");
+    fs::write(root.join(rule), "").expect("it is ours");
+    let (uninstalled, told) = told(&["uninstall", root_name, "/opt"]);
+    let lines: Vec<&str> = told.lines().collect();
+    let expected = [
+        format!("uninstall: the service stays: sudo rm {root_name}/{link}"),
+        format!("uninstall: the udev rule stays: sudo rm {root_name}/{rule}"),
+        format!("uninstall: the configuration stays: sudo rm -r {root_name}/etc/zfolio"),
+    ];
+    assert!(uninstalled);
+    assert_eq!(lines, expected);
+}
+
+/// Goal: the same programs give the same package, byte for byte: without `SOURCE_DATE_EPOCH` its files have the date of
+/// the last commit. They had the time at which it was made.
+#[test]
+fn a_package_can_be_made_again() {
+    let Some(built) = built("built-deb") else { return };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let is_there = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).current_dir(&root).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    if !is_there("dpkg-deb", &["--version"]) || !is_there("git", &["log", "-1"]) {
+        eprintln!("SKIPPED: dpkg-deb is not installed, or this is no clone with git");
+        return;
+    }
+    let [first, again] = ["deb-first", "deb-again"].map(|name| {
+        let folder = scratch(name);
+        let mut deb = Command::new(root.join("packaging/deb"));
+        deb.arg(&built).arg(&folder).env_remove("SOURCE_DATE_EPOCH");
+        // To compress takes a minute.
+        let output =
+            deb.env("DPKG_DEB_COMPRESSOR_TYPE", "none").output().expect("it can be executed");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let made = paths(&folder);
+        let bytes: Vec<_> = made.iter().map(|file| fs::read(file).expect("it was made")).collect();
+        fs::remove_dir_all(folder).expect("it is ours");
+        bytes
+    });
+    assert_eq!(first.len(), 2);
+    assert!(first == again);
 }
 
 /// Goal: what was installed runs; `uninstall` removes all of it, however often it was installed,
