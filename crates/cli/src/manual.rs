@@ -3,8 +3,9 @@
 //!
 //! Each command has a page, named in the way of git: `zfolio(1)`, `zfolio-run(1)`,
 //! `zfolio-bench-usemem(1)`. The texts after a command's options become sections: a paragraph whose
-//! first line ends with a colon and whose other lines are indented ("Examples:") becomes a section
-//! of its own, printed unchanged; every other paragraph becomes part of the description.
+//! first line is one word with a colon and whose other lines are indented ("Examples:") becomes a
+//! section of its own; every other paragraph becomes part of the description. Indented lines are
+//! printed unchanged.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::builder::StyledStr;
-use clap::{Arg, Args, Command, CommandFactory, ValueHint};
+use clap::{Arg, ArgAction, Args, Command, CommandFactory, ValueHint};
 
 use crate::arguments::{Arguments, command_path};
 use crate::failure::Failure;
@@ -173,11 +174,13 @@ fn page_name(command: &Command) -> String {
 }
 
 /// The page of `command`, as a source for troff with the macros of man(7).
+///
+/// Words are not hyphenated: names of options, variables and files are copied from a page.
 fn page(command: &Command, definition: &Command) -> String {
     let name = page_name(command);
     let version = definition.get_version().unwrap_or_default();
     let mut page = format!(
-        ".\\\" Written by 'zfolio man'.\n.TH {} 1 \"\" \"zfolio {version}\" \"zfolio\"\n",
+        ".\\\" Written by 'zfolio man'.\n.TH {} 1 \"\" \"zfolio {version}\" \"zfolio\"\n.nh\n.ad l\n",
         quoted(&name.to_uppercase())
     );
     let mut line = |text: &str| {
@@ -220,7 +223,7 @@ fn page(command: &Command, definition: &Command) -> String {
     for text in sections {
         let (heading, body) = text.split_once('\n').unwrap_or((text, ""));
         line(&format!(".SH {}", quoted(&heading.trim_end_matches(':').to_uppercase())));
-        line(&format!(".nf\n{}\n.fi", escaped_lines(&unindented(body))));
+        line(&unfilled(body));
     }
     for Section { heading, entries, .. } in MORE.iter().filter(|more| more.of == full_name(command))
     {
@@ -238,16 +241,17 @@ fn page(command: &Command, definition: &Command) -> String {
 fn see_also(command: &Command, definition: &Command) -> String {
     let mut names: Vec<String> = vec!["zfolio".to_owned()];
     names.extend(shown(definition).map(page_name));
-    names.extend(shown(command).map(page_name));
+    if full_name(command) != full_name(definition) {
+        names.extend(shown(command).map(page_name));
+    }
     names.retain(|name| *name != page_name(command));
-    names.dedup();
     let list = names.iter().map(|name| format!("\\fB{}\\fR(1)", escaped(name)));
     list.collect::<Vec<String>>().join(",\n")
 }
 
 /// The synopsis: `zfolio run [-l SIZE] PROGRAM...`
 fn synopsis(command: &Command) -> String {
-    let mut text = format!(".nh\n.ad l\n\\fB{}\\fR", escaped(full_name(command)));
+    let mut text = format!("\\fB{}\\fR", escaped(full_name(command)));
     if command.has_subcommands() {
         text.push_str("\n\\fICOMMAND\\fR");
     }
@@ -256,10 +260,12 @@ fn synopsis(command: &Command) -> String {
     for argument in options.chain(command.get_positionals()) {
         let name = if argument.is_positional() { value(argument) } else { names(argument, "|") };
         let more = if argument.is_trailing_var_arg_set() { " [\\fIARGUMENT\\fR...]" } else { "" };
+        let repeats =
+            argument.is_positional() && matches!(argument.get_action(), ArgAction::Append);
+        let more = if repeats && more.is_empty() { "..." } else { more };
         let (open, close) = if argument.is_required_set() { ("", "") } else { ("[", "]") };
         write!(text, "\n{open}{name}{more}{close}").expect("writing to a string");
     }
-    text.push_str("\n.ad\n.hy");
     text
 }
 
@@ -326,29 +332,33 @@ fn one_line(text: Option<&StyledStr>) -> String {
     text.map_or_else(String::new, |text| text.to_string().replace('\n', " "))
 }
 
-/// Whether a paragraph is a heading followed by indented lines.
+/// Whether a paragraph is a heading of one word, followed by indented lines.
 fn is_section(text: &str) -> bool {
     let mut lines = text.lines();
-    lines.next().is_some_and(|first| first.ends_with(':'))
+    lines.next().is_some_and(|first| first.ends_with(':') && !first.contains(' '))
         && lines.all(|line| line.starts_with(' '))
 }
 
-/// The lines without the two spaces at the beginning of each.
-fn unindented(text: &str) -> String {
-    let lines = text.lines().map(|line| line.strip_prefix("  ").unwrap_or(line));
-    lines.collect::<Vec<&str>>().join("\n")
-}
-
-/// Paragraphs of prose, whose lines troff fills.
+/// Paragraphs of prose, whose lines troff fills; but not those of indented lines.
 fn paragraphs(text: &str) -> String {
-    let lines = text
-        .lines()
-        .map(|line| if line.is_empty() { ".PP".to_owned() } else { escaped_line(line.trim()) });
-    lines.collect::<Vec<String>>().join("\n")
+    let lines: Vec<&str> = text.lines().collect();
+    let runs = lines.chunk_by(|line, next| line.starts_with(' ') == next.starts_with(' '));
+    let runs = runs.map(|run| match run[0].starts_with(' ') {
+        true => format!(".RS 4\n{}\n.RE", unfilled(&run.join("\n"))),
+        false => run.iter().map(filled).collect::<Vec<String>>().join("\n"),
+    });
+    runs.collect::<Vec<String>>().join("\n")
 }
 
-fn escaped_lines(text: &str) -> String {
-    text.lines().map(escaped_line).collect::<Vec<String>>().join("\n")
+/// A line of prose, or the space between two paragraphs.
+fn filled(line: &&str) -> String {
+    if line.is_empty() { ".PP".to_owned() } else { escaped_line(line.trim()) }
+}
+
+/// Lines that stay as they are, without the two spaces at the beginning of each.
+fn unfilled(text: &str) -> String {
+    let lines = text.lines().map(|line| escaped_line(line.strip_prefix("  ").unwrap_or(line)));
+    format!(".nf\n{}\n.fi", lines.collect::<Vec<String>>().join("\n"))
 }
 
 /// A whole line. A dot or a quote at its beginning would be a troff request.

@@ -339,16 +339,21 @@ pub(crate) struct Columns(pub(super) Vec<Column>);
 /// Arguments of `zfolio device stat`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Attributes: backing_dev, bd_stat, block_state, comp_algorithm, compressed_writeback, debug_stat, disksize,
-initstate, io_stat, max_comp_streams, mem_limit, mm_stat, recomp_algorithm, writeback_batch_size, writeback_limit,
-writeback_limit_enable: the kernel's documentation of zram has their columns;
-stat: the block layer's columns: requests, sectors and milliseconds of reads, writes, discards and flushes, and of all;
-global_stats, wq_stats, driver_stats: of the accelerator, with --accelerate iaa;
-apart_stat: units of which pages are apart, those of them that are split, the pages, their bytes; units that were joined
-because they were idle;
-policy_stat: age in seconds at which units are recompressed now; units tried, units that shrank, bytes saved;
-writeback_stat: age in seconds at which units are written back now; units that were because somebody asked, because they
-were old, and to make room; writes that came to nothing; how often the budget was used up.
+Attributes:
+  backing_dev, bd_stat, block_state, comp_algorithm, compressed_writeback, debug_stat, disksize, initstate, io_stat,
+  max_comp_streams, mem_limit, mm_stat, recomp_algorithm, writeback_batch_size, writeback_limit,
+  writeback_limit_enable
+                  the kernel's documentation of zram has their columns
+  stat            the block layer's columns: requests, sectors and milliseconds of reads, writes, discards and
+                  flushes, and of all
+  global_stats, wq_stats, driver_stats
+                  of the accelerator, with --accelerate iaa
+  apart_stat      units of which pages are apart, those of them that are split, the pages, their bytes; units that
+                  were joined because they were idle
+  policy_stat     age in seconds at which units are recompressed now; units tried, units that shrank, bytes saved
+  writeback_stat  age in seconds at which units are written back now; units that were because somebody asked,
+                  because they were old, and to make room; writes that came to nothing; how often the budget was
+                  used up
 
 Examples:
   zfolio device stat cache

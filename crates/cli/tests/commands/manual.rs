@@ -46,6 +46,27 @@ fn a_page_can_be_printed_and_a_wrong_name_is_refused() {
     assert!(code == Some(1) && err.contains("'/nonexistent/zfolio.1'"), "{err}");
 }
 
+/// Goal: what is set apart in the help is set apart on the page, and the rest is no heading. An example of a
+/// configuration became one line of prose, and the sentence before it the heading of a section.
+#[test]
+fn prose_is_no_heading_and_examples_keep_their_lines() {
+    let daemon = output_of(&["man", "device", "daemon"]).1;
+    let example = "as keys:\n.PP\n.RS 4\n.nf\n[cache]\nsize = min(ram / 2, 4G)\n";
+    assert!(daemon.contains(example), "{daemon}");
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("it was written");
+        for heading in text.lines().filter_map(|line| line.strip_prefix(".SH ")) {
+            assert!(heading.len() <= 28, "{}: {heading}", page.display());
+        }
+        let (_, others) = text.rsplit_once(".SH SEE ALSO\n").expect("each page has it");
+        let mut names: Vec<&str> = others.lines().map(|line| line.trim_end_matches(',')).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count, "{}: a page is named twice", page.display());
+    }
+}
+
 #[test]
 fn the_formatters_have_nothing_to_say() {
     // A page has no date, so that all pages of one version are the same, wherever they were made.
