@@ -96,8 +96,9 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let preload = find_preload()?;
     requirements::check()?;
     let claims = settings.spill.claim(arguments)?;
-    let report = arguments.stats.as_deref().map(create_report).transpose()?;
     let address = take_address(arguments.metrics)?;
+    // After all that refuses a run: the figures of an earlier one are gone then.
+    let report = arguments.stats.as_deref().map(create_report).transpose()?;
     let directory = stats_file::prepare_directory(probe::effective_uid());
     if let Some(address) = address.as_ref().filter(|_| directory.is_ok()) {
         tell_address(arguments, address, settings.quiet);

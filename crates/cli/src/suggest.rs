@@ -13,7 +13,8 @@ mod observe;
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
@@ -46,8 +47,7 @@ struct Verified {
 /// If it cannot be run, or if a result cannot be written.
 pub(crate) fn suggest(arguments: &SuggestArgs) -> Result<ExitCode, Failure> {
     if let Some(file) = &arguments.plot {
-        // What is there stays until there is a curve: the program may be refused.
-        fs::OpenOptions::new().append(true).create(true).open(file).map_err(|error| {
+        check_writable(file).map_err(|error| {
             let shown = file.display();
             Failure::argument(format!(
                 "--plot: '{shown}' cannot be written: {error}; accepted: a file that can be"
@@ -89,6 +89,18 @@ pub(crate) fn suggest(arguments: &SuggestArgs) -> Result<ExitCode, Failure> {
     let result = as_json(&curve, &points, Some(best), verified.as_ref());
     let story = story(&name, arguments, &curve, &points, best, verified.as_ref());
     finish(json, &result, &story, change)
+}
+
+/// Whether a file can be written. What is there stays, and nothing is made, until there is a curve: the program may be
+/// refused.
+fn check_writable(file: &Path) -> io::Result<()> {
+    match fs::OpenOptions::new().append(true).create_new(true).open(file) {
+        Ok(_) => fs::remove_file(file),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::OpenOptions::new().append(true).create(true).open(file).map(drop)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn observed(
@@ -139,7 +151,7 @@ fn finish(
         Some(mut output) => writeln!(output, "{result:#}")
             .map_err(|error| Failure::output(format!("standard output: {error}")))?,
         // The reader may have closed the pipe.
-        None => std::io::stderr().write_all(story.as_bytes()).unwrap_or_default(),
+        None => io::stderr().write_all(story.as_bytes()).unwrap_or_default(),
     }
     match change {
         // Ctrl-C was meant for the program; the user wants the curve of the run so far.

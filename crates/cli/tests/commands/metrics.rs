@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::disk::Disk;
 use crate::run::{first_line, works};
-use crate::stage::{free_address, output_of, zfolio};
+use crate::stage::{free_address, output_of, scratch, zfolio};
 
 fn page_at(address: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
@@ -35,13 +35,18 @@ fn a_run_serves_its_figures_while_it_runs() {
     let page = page_at(&address);
     assert!(page.contains("\nzfolio_run_limit_bytes 268435456\n"), "{page}");
     assert!(page.contains("\nzfolio_run_processes{command=\"sh\"} 1\n"), "{page}");
-    let taken = output_of(&["run", "--metrics", &address, "--", "echo", "never"]);
+    let report = scratch("refused-figures").join("report.json");
+    std::fs::write(&report, "earlier").unwrap();
+    let stats = ["--stats", report.to_str().unwrap()];
+    let taken = ["run", "--metrics", &address, stats[0], stats[1], "--", "echo", "never"];
+    let taken = output_of(&taken);
     assert_eq!(
         (taken.0, taken.1.as_str(), taken.2.lines().count()),
         (Some(125), "", 1),
         "{}",
         taken.2
     );
+    assert_eq!(std::fs::read_to_string(&report).unwrap(), "earlier", "a refused run keeps them");
     drop(run.stdin.take());
     // Its reader of standard error is gone, which changes nothing.
     run.wait().unwrap();

@@ -116,6 +116,13 @@ fn what_cannot_be_run_is_refused_as_by_run() {
         (Some(127), "earlier"),
         "{err}"
     );
+    // Nor is there an empty one, where there was none.
+    fs::remove_file(&drawn).unwrap();
+    assert_eq!(
+        output_of(&["suggest", "--plot", plot, "--", "zfolio-no-such-program"]).0,
+        Some(127)
+    );
+    assert!(!drawn.exists());
     let (code, _, err) = output_of(&["suggest", "--plot", "/nonexistent/curve.svg", "--", "true"]);
     assert!(code == Some(2) && err.contains("--plot") && err.lines().count() == 1, "{err}");
     let (code, _, err) = output_of(&["suggest", "--share", "95", "--", "true"]);
