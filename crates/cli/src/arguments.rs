@@ -24,8 +24,8 @@ use crate::metrics::parse_metrics;
 
 pub(crate) use line::{command_path, help, parse, parse_words};
 pub(crate) use values::{
-    check_places, parse_algorithm, parse_limit_or_auto, parse_named, parse_percent, parse_spill,
-    parse_spill_limit, parse_unit, parse_write_budget,
+    check_places, parse_accelerator, parse_algorithm, parse_limit_or_auto, parse_named,
+    parse_percent, parse_spill, parse_spill_limit, parse_unit, parse_write_budget,
 };
 use values::{parse_pid, parse_seconds, parse_setting};
 
@@ -53,6 +53,10 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
+
+/// What `--accelerate` names. That there is none is a choice, too: the environment may name one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Accelerator(pub(crate) Option<Accelerate>);
 
 /// The commands.
 #[derive(Subcommand, Debug)]
@@ -163,8 +167,8 @@ pub(crate) struct RunArgs {
     /// iaa'. Each process opens them for itself; what they do not do, software does. iaa=model is a model of the
     /// device in software: slow, for tests and trials. Attributes of its driver follow: iaa,verify_compress=1
     /// (sync_mode, verify_compress, distribute_comps, distribute_decomps, g_comp_wqs_per_iaa, check_crc, when_busy).
-    #[arg(long, value_name = "cpu[=N]|iaa[=model][,ATTR=VALUE]...", value_parser = Accelerate::parse)]
-    pub(crate) accelerate: Option<Accelerate>,
+    #[arg(long, value_name = "cpu[=N]|iaa[=model][,ATTR=VALUE]...|none", value_parser = parse_accelerator)]
+    pub(crate) accelerate: Option<Accelerator>,
 
     /// Where memory goes that does not fit compressed: a directory, or a block device that nobody else uses
     ///

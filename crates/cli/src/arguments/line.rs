@@ -104,11 +104,30 @@ fn hint(words: &[OsString]) -> String {
 
 /// No program is given to a command that starts one.
 fn program_missing(words: &[OsString]) -> String {
-    let is_suggest = words.get(1).is_some_and(|word| word == "suggest");
-    let example = if is_suggest { "suggest" } else { "run --limit 2G" };
+    let example = match words.get(1).and_then(|word| word.to_str()) {
+        Some("suggest") => "suggest",
+        Some("bench") => "bench replacement --record FILE",
+        _ => "run --limit 2G",
+    };
     format!(
         "PROGRAM: missing; accepted: a program and its arguments, as in 'zfolio {example} -- python3 train.py'"
     )
+}
+
+/// A word is not in UTF-8, of an argument that has to be; clap does not say which.
+fn not_utf8(words: &[OsString]) -> String {
+    let at = words.iter().position(|word| word.to_str().is_none()).unwrap_or_default();
+    let given = words.get(at).map(|word| word.to_string_lossy()).unwrap_or_default();
+    let before = at.checked_sub(1).and_then(|before| words[before].to_str());
+    match (given.split_once('='), before) {
+        (Some((name, value)), _) if name.starts_with("--") => {
+            format!("{name}: '{value}' is not in UTF-8; accepted: what is")
+        }
+        (_, Some(name)) if name.starts_with('-') && name != "--" => {
+            format!("{name}: '{given}' is not in UTF-8; accepted: what is")
+        }
+        _ => format!("'{given}' is not in UTF-8; accepted: what is"),
+    }
 }
 
 /// clap's error as one line: the argument, what was given, and what is accepted.
@@ -171,6 +190,7 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
             }
             format!("{name}: not together with {other}; accepted: one of them")
         }
+        ErrorKind::InvalidUtf8 => not_utf8(words),
         ErrorKind::TooManyValues => {
             format!("{name}: '{value}' is not accepted; accepted: no value")
         }

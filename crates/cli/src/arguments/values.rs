@@ -8,10 +8,10 @@ use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size::{self, SizeError, parse_stall};
 use zfolio_core::swap::AREAS_MAX;
 use zfolio_core::zcomp::{self, Choice, Zcomp};
-use zfolio_iaa::accelerate::Named;
+use zfolio_iaa::accelerate::{Accelerate, Named};
 use zfolio_pager::spill::{self, Places, PoolLimit};
 
-use super::{Limit, Setting};
+use super::{Accelerator, Limit, Setting};
 use crate::allowance::Allowance;
 use crate::dictionary;
 use crate::run::RUN_LIMIT_BYTES_MIN;
@@ -42,6 +42,14 @@ fn parse_limit(given: &str, else_accepted: &str) -> Result<u64, String> {
         return Err(format!("'{given}'{size} is too small; accepted: {least} or more"));
     }
     Ok(bytes)
+}
+
+pub(crate) fn parse_accelerator(given: &str) -> Result<Accelerator, String> {
+    if given == "none" {
+        return Ok(Accelerator(None));
+    }
+    let parsed = Accelerate::parse(given).map_err(|error| format!("{error}; or none"))?;
+    Ok(Accelerator(Some(parsed)))
 }
 
 /// Whether so many places can be written to; `option` is what named them.

@@ -23,7 +23,9 @@ use zfolio_sys::ublk::NUMBERS;
 use super::list::Column;
 use super::saved::unsaved;
 use crate::allowance;
-use crate::arguments::{check_places, parse_unit, parse_write_budget};
+use crate::arguments::{
+    Accelerator, check_places, parse_accelerator, parse_unit, parse_write_budget,
+};
 use crate::metrics::parse_metrics;
 
 /// Arguments of `zfolio device`.
@@ -142,8 +144,9 @@ pub(crate) struct AddArgs {
     /// is a model of the device in software: slow, for tests and trials. Attributes of its driver follow:
     /// iaa,verify_compress=1 (sync_mode, verify_compress, distribute_comps, distribute_decomps, g_comp_wqs_per_iaa,
     /// check_crc, when_busy).
-    #[arg(long, value_name = "cpu[=N]|iaa[=model][,ATTR=VALUE]...", value_parser = Accelerate::parse)]
-    pub(super) accelerate: Option<Accelerate>,
+    #[arg(long, value_name = "cpu[=N]|iaa[=model][,ATTR=VALUE]...|none", default_value = "none",
+          value_parser = parse_accelerator)]
+    pub(super) accelerate: Accelerator,
 
     /// The most memory that the disk may take; then writes fail with "no space" [default: any amount]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -485,7 +488,7 @@ impl AddArgs {
         let algorithms = self.algorithms()?;
         // Else what the file says of them counts.
         if !self.is_from_file() {
-            accelerate::check(self.accelerate, self.codes(), &algorithms, "this disk")?;
+            accelerate::check(self.accelerate.0, self.codes(), &algorithms, "this disk")?;
             if let Some(bytes) = self.size.filter(|bytes| !zram::is_size(*bytes, self.unit)) {
                 return Err(unfit(bytes, self.unit));
             }
@@ -539,7 +542,7 @@ impl AddArgs {
 
     /// The algorithm that compresses what is written.
     fn first(&self) -> Params {
-        match (&self.algorithm, self.accelerate) {
+        match (&self.algorithm, self.accelerate.0) {
             (Some(Named { algorithm, .. }), _) => algorithm.clone(),
             (None, Some(Accelerate::Iaa(..))) => Named::on_iaa(Codes::Fixed).algorithm,
             (None, _) => Params::from(Algorithm::Lz4),

@@ -366,7 +366,7 @@ fn make(arguments: &AddArgs, origin: Option<&Origin>) -> Result<Ram, Failure> {
         Some(header) => header.algorithms.clone(),
         None => arguments.algorithms().map_err(Failure::argument)?,
     };
-    let (accelerate, codes) = (arguments.accelerate, arguments.codes());
+    let (accelerate, codes) = (arguments.accelerate.0, arguments.codes());
     accelerate::check(accelerate, codes, &algorithms, "this disk").map_err(Failure::argument)?;
     let accelerated = accelerate::open(accelerate, codes).map_err(Failure::machine)?;
     let config = ram::Config {

@@ -30,7 +30,9 @@ use zfolio_iaa::accelerate::{self, Accelerate, Named};
 use super::spill::Spill;
 use super::{RUN_LIMIT_BYTES_MIN, auto};
 use crate::allowance::Allowance;
-use crate::arguments::{Limit, RunArgs, parse_limit_or_auto, parse_named, parse_stall, parse_unit};
+use crate::arguments::{
+    Limit, RunArgs, parse_accelerator, parse_limit_or_auto, parse_named, parse_stall, parse_unit,
+};
 use crate::failure::Failure;
 
 /// The settings of a run.
@@ -104,8 +106,9 @@ impl Settings {
         };
         let accelerate = match arguments.accelerate {
             Some(accelerator) => Some(accelerator),
-            None => from_variable(variable, "ZFOLIO_ACCELERATE", Accelerate::parse)?,
+            None => from_variable(variable, "ZFOLIO_ACCELERATE", parse_accelerator)?,
         };
+        let accelerate = accelerate.and_then(|chosen| chosen.0);
         let algorithm = algorithm.unwrap_or(Named { algorithm: Choice::Auto, codes: None });
         let algorithm = match (accelerate, &algorithm.algorithm) {
             (Some(Accelerate::Iaa(..)), Choice::Auto) => Named::on_iaa(Codes::Fixed),
@@ -268,6 +271,16 @@ mod tests {
         assert!(!inner.tree);
         let asked = resolve("run --strict -q true", &outer).unwrap();
         assert!(asked.strict && asked.quiet);
+    }
+
+    #[test]
+    fn no_accelerator_is_a_choice_against_the_environment() {
+        let accelerate = |line: &str, value: &str| {
+            resolve(line, &[("ZFOLIO_ACCELERATE", value)]).unwrap().accelerate.is_some()
+        };
+        assert!(accelerate("run -l 32M true", "cpu"));
+        assert!(!accelerate("run -l 32M --accelerate none true", "cpu"));
+        assert!(!accelerate("run -l 32M true", "none"));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Bad input: one line, with the argument, the value, and what is accepted.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::run::works;
@@ -21,6 +23,13 @@ fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
 fn a_corpus_that_cannot_be_written_is_status_2() {
     let parts = ["--output: '/nowhere/corpus' cannot be written: No such file", "accepted: a file"];
     assert_refused(&["corpus", "make", "-o", "/nowhere/corpus"], 2, &parts);
+}
+
+#[test]
+fn the_example_of_a_program_is_one_of_the_command() {
+    let parts =
+        ["PROGRAM: missing", "'zfolio bench replacement --record FILE -- python3 train.py'"];
+    assert_refused(&["bench", "replacement", "--record", "x"], 2, &parts);
 }
 
 #[test]
@@ -93,6 +102,18 @@ fn wrong_arguments_are_status_2() {
     ];
     for (arguments, parts) in cases {
         assert_refused(arguments, 2, parts);
+    }
+}
+
+/// Goal: a word that is not in UTF-8 is named, with its option. The line said that one or more arguments had it.
+#[test]
+fn what_is_not_in_utf8_is_named() {
+    let place = OsStr::from_bytes(b"/var/tmp/\xff");
+    let joined = OsStr::from_bytes(b"--spill=/var/tmp/\xff");
+    let expected = "zfolio: --spill: '/var/tmp/\u{fffd}' is not in UTF-8; accepted: what is\n";
+    for words in [&["--spill".as_ref(), place][..], &[joined]] {
+        let output = zfolio(&["run"]).args(words).arg("true").output().unwrap();
+        assert_eq!((output.status.code(), texts(&output).1.as_str()), (Some(2), expected));
     }
 }
 
