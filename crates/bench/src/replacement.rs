@@ -37,6 +37,7 @@ use zfolio_core::testing::recording;
 
 use crate::compare::{Failure, print};
 use crate::corpus::Output;
+use crate::os;
 use crate::scratch::Scratch;
 use policy::Name;
 use table::{Row, Table};
@@ -63,7 +64,7 @@ pub(crate) struct ReplacementArgs {
     /// Record the accesses of PROGRAM with valgrind, and write them to a file
     #[arg(long, value_name = "FILE", requires = "program")]
     record: Option<PathBuf>,
-    /// How long a recording may take
+    /// How long each recording may take: by default there is one for each program that is installed
     #[arg(long, default_value_t = 30, value_parser = number::within(1_u64..=86_400))]
     seconds: u64,
     /// A recorded trace to use; may be repeated [default: generated and newly recorded ones]
@@ -126,6 +127,8 @@ impl fmt::Display for Share {
 
 /// Runs `zfolio bench replacement`.
 pub(crate) fn replacement(args: &ReplacementArgs) -> Result<bool, Failure> {
+    // A signal ends the program that is recorded, and removes the folder with its input.
+    os::catch_stop_signals();
     if let Some(file) = &args.record {
         record_to(file, &args.program, args.seconds)?;
         return Ok(true);
@@ -136,7 +139,7 @@ pub(crate) fn replacement(args: &ReplacementArgs) -> Result<bool, Failure> {
     } else {
         args.trace.iter().map(|file| open(file)).collect::<Result<_, _>>()?
     };
-    let table = compare(args, &traces, notes);
+    let table = compare(args, &traces, notes)?;
     if args.json {
         print(&format!("{:#}\n", table.json()))?;
     } else {
@@ -145,7 +148,7 @@ pub(crate) fn replacement(args: &ReplacementArgs) -> Result<bool, Failure> {
     Ok(true)
 }
 
-fn compare(args: &ReplacementArgs, traces: &[Trace], notes: Vec<String>) -> Table {
+fn compare(args: &ReplacementArgs, traces: &[Trace], notes: Vec<String>) -> Result<Table, Failure> {
     let policies = if args.policy.is_empty() {
         let rules = [Rule::PRODUCT, Rule::SINGLE].map(Name::Zfolio);
         let others = [Name::Lru, Name::Clock, Name::S3Fifo, Name::Arc, Name::Lirs];
@@ -161,12 +164,19 @@ fn compare(args: &ReplacementArgs, traces: &[Trace], notes: Vec<String>) -> Tabl
             let capacity = share.of(trace.pages.len());
             let opt = policy::count(&Name::Opt, trace, capacity);
             let mut row = Row::new(trace, share.to_string(), capacity, opt);
-            let count = |name: &Name| policy::count(name, trace, capacity);
-            row.counts = policies.iter().map(count).collect();
+            for name in &policies {
+                row.counts.push(policy::count(name, trace, capacity));
+                go_on()?;
+            }
             rows.push(row);
         }
     }
-    Table { policies, rows, notes }
+    Ok(Table { policies, rows, notes })
+}
+
+/// An error if a signal requested a stop.
+fn go_on() -> Result<(), Failure> {
+    os::stop_signal().map_or(Ok(()), |signal| Err(Failure::Stopped(signal)))
 }
 
 /// The generated traces, and recordings of programs if that is possible.
@@ -183,7 +193,9 @@ fn default_traces(args: &ReplacementArgs, notes: &mut Vec<String>) -> Result<Vec
     let folder = Scratch::create("traces").map_err(failed)?;
     for program in programs::installed(folder.path()).map_err(failed)? {
         eprintln!("zfolio: recording {}", program.name);
-        match record::record(&program.words, args.seconds, true) {
+        let recorded = record::record(&program.words, args.seconds, true);
+        go_on()?;
+        match recorded {
             Ok(touches) => {
                 traces.push(Trace::of_touches(program.name, &touches));
             }
@@ -195,7 +207,9 @@ fn default_traces(args: &ReplacementArgs, notes: &mut Vec<String>) -> Result<Vec
 
 fn record_to(file: &Path, program: &[OsString], seconds: u64) -> Result<(), Failure> {
     let mut output = Output::create("--record", file)?;
-    let touches = record::record(program, seconds, false).map_err(Failure::Failed)?;
+    let recorded = record::record(program, seconds, false);
+    go_on()?;
+    let touches = recorded.map_err(Failure::Failed)?;
     let written = recording::write(&mut output.writer, &touches);
     written.map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))?;
     output.finish()?;
@@ -253,7 +267,7 @@ mod tests {
     #[test]
     fn a_loop_is_counted_at_three_shares() {
         let traces = [Trace::of("loop", (0..100).cycle().take(2_000))];
-        let table = compare(&parse("x").unwrap(), &traces, Vec::new());
+        let table = compare(&parse("x").unwrap(), &traces, Vec::new()).ok().unwrap();
         let shares: Vec<&str> = table.rows.iter().map(|row| row.share.as_str()).collect();
         assert_eq!(shares, ["1/2", "1/3", "1/4"]);
         for row in &table.rows {

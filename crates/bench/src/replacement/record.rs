@@ -15,11 +15,13 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, SyncSender};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::Duration;
 
 use zfolio_core::testing::recording::{ACCESSES_MAX, Touch};
+
+use crate::os;
 
 /// A capacity has far more pages than a program can access in this many accesses, in general: so
 /// what is left out would have been hits.
@@ -28,6 +30,9 @@ const WINDOW: u64 = 256;
 /// Accesses are handed over in pieces of this length, and at most so many pieces wait.
 const PIECE: usize = 1 << 14;
 const PIECES_WAITING: usize = 16;
+
+/// How often a signal is looked for.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What the thread that reads, or the thread that waits, has to say.
 enum Message {
@@ -76,7 +81,8 @@ pub(crate) fn record(
     Ok(touches)
 }
 
-/// Collects the accesses until the program ends or the time is up; then the program has ended.
+/// Collects the accesses until the program ends, the time is up, or a signal requests a stop; then the program has
+/// ended.
 fn receive(child: &mut Child, seconds: u64) -> Vec<Touch> {
     let pipe = child.stdout.take().expect("standard output is a pipe");
     let (sender, receiver) = mpsc::sync_channel(PIECES_WAITING);
@@ -90,10 +96,11 @@ fn receive(child: &mut Child, seconds: u64) -> Vec<Touch> {
         let _over = timer.send(Message::TimeUp);
     });
     let mut touches = Vec::new();
-    for message in receiver {
-        match message {
-            Message::Piece(piece) => touches.extend(piece),
-            Message::End | Message::TimeUp => break,
+    while os::stop_signal().is_none() {
+        match receiver.recv_timeout(LOOK) {
+            Ok(Message::Piece(piece)) => touches.extend(piece),
+            Ok(Message::End | Message::TimeUp) | Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
         }
         if touches.len() + PIECE > ACCESSES_MAX {
             break;

@@ -17,6 +17,7 @@ mod manual;
 mod metrics;
 mod options;
 mod refusals;
+mod replacement;
 mod run;
 mod screen;
 mod stage;
