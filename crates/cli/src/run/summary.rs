@@ -172,11 +172,8 @@ impl Story<'_> {
             |file: &StatsFile| of(&file.stats.figures.demand_bytes_max).max(self.peak_bytes(file));
         let most = self.files.iter().map(need).max()?;
         let large = self.files.iter().filter(|file| need(file) >= most - most / 16);
-        large.max_by_key(|file| (self.is_first(file), of(&file.stats.figures.stall_ns), need(file)))
-    }
-
-    fn is_first(&self, file: &StatsFile) -> bool {
-        i64::from(file.pid) == i64::from(self.pid)
+        let waited = |file: &StatsFile| of(&file.stats.figures.stall_ns);
+        large.max_by_key(|file| (self.tree.is_first(file), waited(file), need(file)))
     }
 
     /// How many processes there were.
@@ -191,7 +188,8 @@ impl Story<'_> {
         // is above the limit, another process may have had it (`write_unseen`).
         let files = of(&file.stats.figures.file_bytes_max);
         let kernel = self.end.resident_bytes_max.saturating_sub(files);
-        let kernel = if alone && self.is_first(file) && !self.is_over(kernel) { kernel } else { 0 };
+        let kernel =
+            if alone && self.tree.is_first(file) && !self.is_over(kernel) { kernel } else { 0 };
         self.tree.peak_bytes(file).max(kernel)
     }
 
@@ -257,7 +255,13 @@ impl Story<'_> {
     fn write_time(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
         let (elapsed, waited) = (self.elapsed_ns(), of(&stats.figures.stall_ns));
         let (took, lost) = (duration::display(elapsed), duration::display(waited));
+        let command = escaped(&stats.command());
         match waited <= elapsed {
+            // The time is that of the run, and the waits are those of one process.
+            _ if self.count() > 1 => writeln!(
+                f,
+                "  time        {took} for all processes; the threads of {command} waited {lost} for memory"
+            )?,
             true => writeln!(f, "  time        {took}, of which {lost} waiting for memory")?,
             false => writeln!(
                 f,

@@ -209,7 +209,7 @@ fn a_run_over_its_limit_tells_all_and_its_children() {
     assert_eq!(output.status.code(), Some(6));
     let parts = [
         "sh needed 1G and ran in 250M (limit 256M): 4.1 times less\n",
-        "in which its threads together waited 5.2s for memory\n",
+        " for all processes; the threads of sh waited 5.2s for memory\n",
         "  waiting     4.1s decompressing, 700ms making room, 400ms moving and clearing pages\n",
         // The distance is in the bucket from 60M to 64M, of which half is still away on average. At
         // a ratio of 4 a resident byte costs three quarters of a byte of limit: 62M cost 46.5M. The
