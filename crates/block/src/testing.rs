@@ -333,16 +333,8 @@ pub(crate) struct Watched<W> {
 pub(crate) trait Watch: Send + Sync {
     fn pass(&self, call: Call);
 
-    /// The runs of a range of the disk.
-    fn runs(
-        &self,
-        disk: &Memory,
-        at: u64,
-        bytes: u64,
-        each: &mut dyn FnMut(u64, bool) -> bool,
-    ) -> Result<(), Error> {
-        disk.runs(at, bytes, each)
-    }
+    /// The kind of so many bytes is looked at.
+    fn look(&self, _bytes: u64) {}
 }
 
 #[cfg(test)]
@@ -380,31 +372,10 @@ impl<W: Watch> Device for Watched<W> {
         each: &mut dyn FnMut(u64, bool) -> bool,
     ) -> Result<(), Error> {
         self.watch.pass(Call::Other);
-        self.watch.runs(&self.disk, at, bytes, each)
-    }
-}
-
-/// Counts the bytes whose kinds are looked at, and reports a run at its end, as a compressed disk does.
-#[cfg(test)]
-pub(crate) struct Looks(AtomicU64);
-
-#[cfg(test)]
-pub(crate) type Looked = Watched<Looks>;
-
-#[cfg(test)]
-impl Watch for Looks {
-    fn pass(&self, _call: Call) {}
-
-    fn runs(
-        &self,
-        disk: &Memory,
-        at: u64,
-        bytes: u64,
-        each: &mut dyn FnMut(u64, bool) -> bool,
-    ) -> Result<(), Error> {
+        // A run is reported at its end, as by a compressed disk.
         let (mut run, mut goes_on) = ((0, false), true);
-        disk.runs(at, bytes, &mut |length, is_hole| {
-            self.0.fetch_add(length, Relaxed);
+        self.disk.runs(at, bytes, &mut |length, is_hole| {
+            self.watch.look(length);
             if run.0 > 0 && run.1 != is_hole {
                 goes_on = each(run.0, run.1);
                 run.0 = 0;
@@ -416,6 +387,22 @@ impl Watch for Looks {
             each(run.0, run.1);
         }
         Ok(())
+    }
+}
+
+/// Counts the bytes whose kinds are looked at.
+#[cfg(test)]
+pub(crate) struct Looks(AtomicU64);
+
+#[cfg(test)]
+pub(crate) type Looked = Watched<Looks>;
+
+#[cfg(test)]
+impl Watch for Looks {
+    fn pass(&self, _call: Call) {}
+
+    fn look(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Relaxed);
     }
 }
 
