@@ -149,6 +149,8 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
         ErrorKind::ValueValidation => {
             match (Negative::joined(words, name, &value), std::error::Error::source(error)) {
                 (Some(negative), _) => negative.line(words),
+                // It says of which setting the value is.
+                (None, Some(source)) if name == "NAME=VALUE" => source.to_string(),
                 (None, Some(source)) => format!("{name}: {source}"),
                 (None, None) => format!("{name}: '{value}' is not accepted; {}", hint(words)),
             }

@@ -114,21 +114,24 @@ pub(super) fn parse_pid(given: &str) -> Result<u32, String> {
     }
 }
 
+/// A setting; what is wrong with its value is said behind its name.
 pub(super) fn parse_setting(given: &str) -> Result<Setting, String> {
-    match given.split_once('=') {
-        Some(("limit", value)) => Ok(Setting::Limit(parse_limit(value, "N%")?)),
-        Some(("stall", value)) => Ok(Setting::Stall(parse_stall(value)?)),
-        Some(("max_pool_percent", value)) => Ok(Setting::MaxPoolPercent(parse_percent(value)?)),
-        Some(("accept_threshold_percent", value)) => {
-            Ok(Setting::AcceptThresholdPercent(parse_percent(value)?))
+    let (name, value) = given.split_once('=').unwrap_or_default();
+    let setting = match name {
+        "limit" => parse_limit(value, "N%").map(Setting::Limit),
+        "stall" => parse_stall(value).map(Setting::Stall),
+        "max_pool_percent" => parse_percent(value).map(Setting::MaxPoolPercent),
+        "accept_threshold_percent" => parse_percent(value).map(Setting::AcceptThresholdPercent),
+        "write_budget" => parse_write_budget(value).map(Setting::WriteBudget),
+        "algorithm" => parse_asked(value).map(Setting::Algorithm),
+        _ => {
+            return Err(format!(
+                "'{given}' is not a setting; accepted: limit=SIZE|N%, stall=N%, max_pool_percent=N, \
+                 accept_threshold_percent=N, write_budget=SIZE[/PERIOD], algorithm=NAME[,level=N][,window=N]"
+            ));
         }
-        Some(("write_budget", value)) => Ok(Setting::WriteBudget(parse_write_budget(value)?)),
-        Some(("algorithm", value)) => parse_asked(value).map(Setting::Algorithm),
-        _ => Err(format!(
-            "'{given}' is not a setting; accepted: limit=SIZE|N%, stall=N%, max_pool_percent=N, \
-             accept_threshold_percent=N, write_budget=SIZE[/PERIOD], algorithm=NAME[,level=N][,window=N]"
-        )),
-    }
+    };
+    setting.map_err(|error| format!("{name}: {error}"))
 }
 
 /// An algorithm that is asked for while a program runs, as a word.

@@ -32,6 +32,14 @@ fn the_example_of_a_program_is_one_of_the_command() {
     assert_refused(&["bench", "replacement", "--record", "x"], 2, &parts);
 }
 
+/// Goal: of several settings the one with the wrong value is named.
+#[test]
+fn a_wrong_setting_is_named() {
+    let words = ["set", "1", "max_pool_percent=50", "accept_threshold_percent=0"];
+    assert_refused(&words, 2, &["zfolio: accept_threshold_percent: '0'", "1 to 100"]);
+    assert_refused(&["set", "1", "limit=-1"], 2, &["limit: '-1'", "accepted"]);
+}
+
 #[test]
 fn wrong_arguments_are_status_2() {
     let cases: [(&[&str], &[&str]); 43] = [
