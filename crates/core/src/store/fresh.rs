@@ -3,8 +3,8 @@
 //! Who has an entry fetched loads it soon: a fault, or a thread that prefetches ahead of a walk. If the walker
 //! took it before, it would have to be read again; when the pool holds little else, it would be taken within
 //! microseconds, whatever its age. So what was fetched stays until it was loaded once (`FRESH` in the entry's
-//! state), or until [`BYTES`] more were fetched: nobody may come for it. It goes too if nothing was fetched between two
-//! walks that found nothing else.
+//! state), or until [`BYTES`] more were fetched: nobody may come for it. It goes too if nothing was fetched while many
+//! walks (`VAIN_WALKS`) found nothing else.
 //!
 //! # Cost
 //!

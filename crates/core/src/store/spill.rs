@@ -74,6 +74,11 @@ const TURNS: usize = 1000;
 /// the kernel's disks wait for a command, too (30 s). A disk that others keep busy may end nothing for seconds.
 pub(crate) const STUCK_PAUSES: u32 = 30_000;
 
+/// Walks that find nothing, while nothing is fetched, until what was fetched last may leave. Who lacks memory walks
+/// again and again, each time in microseconds; a disk takes a hundred of these for a read. With 2 walks a third of what
+/// was prefetched left before it was used, and was read again.
+const VAIN_WALKS: u32 = 256;
+
 /// How many entries give up their locations when the backing refuses a write.
 const GIVEN_UP: usize = 64;
 
@@ -98,8 +103,9 @@ struct Side {
     /// The bytes of the writes that were accepted and are not completed.
     writing_bytes: usize,
     fresh: Fresh,
-    /// Entries that had been fetched when a walk found nothing.
+    /// Entries that had been fetched when a walk found nothing, and how many walks have found nothing since then.
     fetched: u64,
+    vain_walks: u32,
 }
 
 type Held<'a> = Guard<'a, RANK_BACKING, Side>;
@@ -182,7 +188,13 @@ pub struct WrittenBack {
 
 impl Spill {
     pub(super) fn new(backing: Box<dyn Backing>) -> Spill {
-        let side = Mutex::new(Side { hand: 0, writing_bytes: 0, fresh: Fresh::new(), fetched: 0 });
+        let side = Mutex::new(Side {
+            hand: 0,
+            writing_bytes: 0,
+            fresh: Fresh::new(),
+            fetched: 0,
+            vain_walks: 0,
+        });
         let (kept, counters) = (Kept::new(), Counters::default());
         let [is_walked, lacks_room] = [const { AtomicBool::new(false) }; 2];
         let in_flight = InFlight::default();
@@ -254,8 +266,11 @@ impl<S: PageSource> Store<S> {
         }
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut done);
-        // What was fetched last leaves only after two walks that found nothing (`let_fresh_go`): the third takes it.
-        for _walk in 0..3 {
+        // What was fetched last leaves if there is nothing else.
+        for with_fresh in [false, true] {
+            if with_fresh {
+                side.fresh.clear(|handle| self.row(handle).cell().let_go());
+            }
             // One that is being read stays, and would be found again.
             while done.written < most && done.kept == 0 {
                 let begin = |handle| self.row(handle).cell().begin_return_unused();
@@ -265,7 +280,6 @@ impl<S: PageSource> Store<S> {
             if done.written + done.kept > 0 {
                 break;
             }
-            self.let_fresh_go(spill, &mut side, &done);
         }
         done
     }
@@ -290,17 +304,19 @@ impl<S: PageSource> Store<S> {
         }
     }
 
-    /// After a walk that found nothing. If the walk before found nothing either, and nothing was fetched in between,
-    /// what was fetched last and not used may leave too.
+    /// After a walk that found nothing. After [`VAIN_WALKS`] of them in which nothing was fetched, what was fetched
+    /// last and not used may leave too.
     fn let_fresh_go(&self, spill: &Spill, side: &mut Side, done: &WrittenBack) {
         if done.started > 0 || done.written > 0 {
             return;
         }
         let fetched = spill.counters.read.load(Relaxed);
-        if fetched == side.fetched {
+        side.vain_walks = if fetched == side.fetched { side.vain_walks + 1 } else { 1 };
+        side.fetched = fetched;
+        if side.vain_walks >= VAIN_WALKS {
+            side.vain_walks = 0;
             side.fresh.clear(|handle| self.row(handle).cell().let_go());
         }
-        side.fetched = fetched;
     }
 
     /// Gives up the locations of some entries that are in the pool too. Returns how many.

@@ -50,6 +50,7 @@ on_each_backing! {
     all_of_a_store_goes_out_and_comes_back,
     a_child_counts_from_zero,
     a_child_waits_for_no_unit,
+    what_was_fetched_outlasts_walks,
     the_oldest_go_first,
     the_incompressible_go_first,
     the_chosen_go_whatever_their_age,
@@ -345,6 +346,25 @@ fn a_child_waits_for_no_unit<B: Breakable>() {
     assert_eq!(done.started + done.written, 1, "{done:?}");
     fixture.store.drain();
     assert!(fixture.store.is_away(ticket));
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: what was fetched and not loaded yet stays however often somebody walks for memory meanwhile, as long as other
+/// reads may be on their way; in the end it leaves. It left with the third walk, microseconds later, and was read
+/// again.
+fn what_was_fetched_outlasts_walks<B: Breakable>() {
+    let mut fixture = Fixture::<B>::new(unit(0));
+    fixture.store_all();
+    fixture.write_all_back();
+    let ticket = fixture.store.ticket(fixture.entries[1].as_ref().expect("it is stored"));
+    fixture.store.fetch([ticket], |_| false);
+    fixture.store.drain();
+    for walk in 0..100 {
+        assert_eq!(fixture.store.write_back(8).written, 0, "walk {walk}");
+    }
+    let walks = (100..1000).find(|_| fixture.store.write_back(8).written > 0);
+    assert!(walks.is_some() && fixture.store.is_away(ticket), "{walks:?}");
     fixture.check();
     fixture.end();
 }
