@@ -385,8 +385,8 @@ impl<S: PageSource> Store<S> {
                 }
                 Some(_) => {
                     spill.in_flight.end();
-                    self.stay(spill, handle);
-                    add(&spill.counters.refused, 1);
+                    let lives = self.stay(spill, handle);
+                    add(&spill.counters.refused, lives.into());
                     done.refused += 1;
                 }
             }
@@ -514,18 +514,19 @@ impl<S: PageSource> Store<S> {
         }
     }
 
-    /// An entry was not written: it stays in the pool; a dead one ends.
-    fn stay(&self, spill: &Spill, handle: Handle) {
+    /// An entry was not written: it stays in the pool; a dead one ends, and counts nowhere. Returns whether it lives.
+    fn stay(&self, spill: &Spill, handle: Handle) -> bool {
         let cell = self.row(handle).cell();
         if cell.not_written().is_err() {
             let state = cell.load();
             cell.vacate();
             self.give_up_location(state, handle);
             self.pool.free(handle);
-        } else {
-            add(&spill.counters.not_written, 1);
-            self.pool.mark(handle);
+            return false;
         }
+        add(&spill.counters.not_written, 1);
+        self.pool.mark(handle);
+        true
     }
 
     /// An entry that keeps its location, and is being written, leaves the pool at once, unless somebody reads it.
@@ -535,7 +536,8 @@ impl<S: PageSource> Store<S> {
         let length = self.pool.length_anywhere(handle);
         if !self.pool.send_away(handle, location.get()) {
             done.kept += 1;
-            return self.stay(spill, handle);
+            self.stay(spill, handle);
+            return;
         }
         spill.kept.remove(handle);
         subtract(&spill.counters.kept, 1);

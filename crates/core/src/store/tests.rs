@@ -1,11 +1,12 @@
 //! The store beside a map, with failures of everything that it uses; and each promise of its own.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::backing::faulty::{Breakable, Faulty};
 use super::backing::sealed::Sealed;
+use super::backing::{Backing, Completion, Failure, Location, RANK_BACKING, Request};
 use super::{
     CodecId, EntryId, Error, Incoming, Key, Loaded, Outcome, Outgoing, Reject, SpillStats, Store,
     Ticket, WrittenBack, script,
@@ -665,6 +666,48 @@ fn a_busy_backing_costs_no_location() {
     assert_eq!(fixture.store.spill_stats().kept, 0);
     fixture.check();
     fixture.end();
+}
+
+/// A backing that refuses all writes; while it looks at a write, the owner ends that write's entry, if it is this one.
+#[derive(Debug, Default)]
+struct Ending {
+    store: OnceLock<Weak<Store<Arc<World>>>>,
+    entry: Mutex<{ RANK_BACKING + 1 }, Option<EntryId>>,
+}
+
+impl Backing for Ending {
+    fn submit(&self, requests: &mut [Request<'_>]) {
+        let (store, entry) = (self.store.get().and_then(Weak::upgrade), self.entry.lock().take());
+        if let (Some(store), Some(entry)) = (store, entry) {
+            store.invalidate(entry, &Figures::default());
+        }
+        requests.iter_mut().for_each(|request| request.refused = Some(Failure::Transient));
+    }
+
+    fn poll(&self, _each: &mut dyn FnMut(Completion<'_>)) {}
+
+    fn discard(&self, _location: Location, _length: usize) {}
+}
+
+/// Goal: a refused write counts as refused only if it counts as not written: who subtracts one from the other had less
+/// than nothing. Method: two writes are refused, and one entry ends meanwhile.
+#[test]
+fn a_refused_write_of_a_dead_entry_counts_nowhere() {
+    let zcomp = Zcomp::new(Algorithm::Lz4.into(), unit(0), 1).expect("the default level");
+    let backing = Arc::new(Ending::default());
+    let store = Store::new(vec![zcomp], World::new(), key());
+    let store = Arc::new(store.with_backing(Box::new(Arc::clone(&backing)), 0));
+    backing.store.set(Arc::downgrade(&store)).expect("it is set once");
+    let pages = [bytes(1, 4096), bytes(2, 4096)];
+    let mut batch = [0, 1].map(|at| Outgoing::new(&pages[at], None));
+    store.store(0, CodecId::FIRST, &mut batch, &Figures::default());
+    let [lives, dies] = batch.map(|unit| unit.entry.expect("there is memory"));
+    let tickets = [store.ticket(&lives), store.ticket(&dies)];
+    *backing.entry.lock() = Some(dies);
+    assert_eq!(store.write_back_chosen(&tickets).refused, 2);
+    let stats = store.spill_stats();
+    assert_eq!((stats.not_written, stats.refused, store.pool_stats().objects), (1, 1, 1));
+    store.invalidate(lives, &Figures::default());
 }
 
 /// Goal: bytes that change in the pool are not handed out. Method: the words of a row are exchanged, which is the
