@@ -120,7 +120,8 @@ impl Engine {
             if self.charge.stats.is_told_at_once() {
                 self.charge.stats.over_limit(&over, first);
             } else {
-                *self.charge.untold.lock() = Some((over, first));
+                let mut untold = self.charge.untold.lock();
+                *untold = Some(both(*untold, (over, first)));
             }
         }
     }
@@ -157,9 +158,38 @@ impl Engine {
     }
 }
 
+/// An excess that nobody was notified of yet, and a later one: the later one's figures, and whether either was the
+/// first.
+fn both(untold: Option<(OverLimit, bool)>, later: (OverLimit, bool)) -> (OverLimit, bool) {
+    (later.0, later.1 || untold.is_some_and(|(_, first)| first))
+}
+
 /// What `StatsHome::over_limit` does by default: the first time, one line on standard error.
 pub(crate) fn report_first(over: &OverLimit, first: bool) {
     if first {
         crate::fatal::print(format_args!("{over}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the one line about the first excess is printed, also if a second excess is noted before the thread has
+    /// looked that prints it. The second replaced the first, and no line came any more.
+    #[test]
+    fn a_later_excess_does_not_hide_the_first() {
+        let over = |charged_bytes| OverLimit {
+            limit_bytes: 1,
+            is_share: false,
+            charged_bytes,
+            resident_bytes: 0,
+            staged_bytes: 0,
+            pool_bytes: 0,
+            unmanaged_bytes: 0,
+        };
+        assert_eq!(both(Some((over(2), true)), (over(3), false)), (over(3), true));
+        assert_eq!(both(Some((over(2), false)), (over(3), false)), (over(3), false));
+        assert_eq!(both(None, (over(3), true)), (over(3), true));
     }
 }
