@@ -347,9 +347,12 @@ impl<S: PageSource> Zram<S> {
         self.store.codecs().take(self.algorithms).map(|(_, codec)| codec)
     }
 
-    /// Says how many seconds the device is old: its owner does so each second or so.
+    /// Says how many seconds the device is old: its owner does so each second or so, or with each request.
     pub fn set_now(&self, now_s: u32) {
-        self.now_s.store(now_s, Relaxed);
+        // Requests of all CPUs read it: no CPU writes what is there already.
+        if self.now_s.load(Relaxed) != now_s {
+            self.now_s.store(now_s, Relaxed);
+        }
     }
 
     /// Changes the size of the disk, also while it is in use. A disk can always grow, and shrink by what has no data.
@@ -658,8 +661,8 @@ impl<S: PageSource> Zram<S> {
         let units = (from.len() / unit_bytes).min(self.together.writes);
         if within.len() == unit_bytes && units > 1 {
             let written = self.write_together(cpu, unit, &from[..units * unit_bytes]);
-            // There may be room for one.
-            if !matches!(written, Err(Error::NoSpace { .. })) {
+            // There may be room for one, and zeros may need none.
+            if !matches!(written, Err(Error::NoSpace { .. } | Error::NoMemory)) {
                 return written;
             }
         }

@@ -4,11 +4,11 @@
 //! smaller; if it is not, the slot has a note that algorithms up to this priority need not be tried again. What is
 //! written later is compressed by the first algorithm again.
 //!
-//! A unit that was tried is no longer marked idle, as in the kernel: else one mark would have it recompressed, and then
-//! written back.
-//!
 //! That is done when it is asked for ([`Zram::recompress`]), and by itself for what was not used for long
 //! ([`Zram::recompress_old`], which the device's owner calls now and then).
+//!
+//! A unit that was tried on request is no longer marked idle, as in the kernel: else one mark would have it
+//! recompressed, and then written back. What the device does by itself leaves the marks: they are for the next request.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -110,9 +110,9 @@ impl<S: PageSource> Zram<S> {
         turn
     }
 
-    /// Marks units in memory idle until they are used again, recompressed or written back: all of them, or those that
-    /// were last used so many seconds ago. Not those of one word, as in Linux: nothing can be done with them, neither
-    /// recompression nor writeback.
+    /// Marks units in memory idle until they are used again, recompressed on request ([`Zram::recompress`]) or written
+    /// back: all of them, or those that were last used so many seconds ago. Not those of one word, as in Linux: nothing
+    /// can be done with them, neither recompression nor writeback.
     pub fn mark_idle(&self, age_s: Option<u32>) {
         let now = self.now_s.load(Relaxed);
         for (_, lock) in self.table.slots(0, UNITS_MAX) {
@@ -153,7 +153,8 @@ impl<S: PageSource> Zram<S> {
             }
             match self.try_one(cpu, unit, &mut slot, codec, &mut done) {
                 Err(error @ Error::Lost { .. }) => lost = lost.or(Some(error)),
-                tried => tried?,
+                Err(error) => return Err(error),
+                Ok(()) => slot.end_idle(),
             }
         }
         lost.map_or(Ok(done), Err)
@@ -214,7 +215,6 @@ impl<S: PageSource> Zram<S> {
             Ok(Some(_)) => return Ok(None),
             Err(error) => return Err(Error::Lost { unit, error }),
         }
-        slot.end_idle();
         let mut outgoing = [Outgoing::new(&scratch.bytes, None)];
         self.store.store(cpu, codec, &mut outgoing, &self.figures);
         let Some(new) = outgoing[0].entry.take() else {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Barrier};
 
 use super::script::play_and_count;
+use super::table::UNITS_MAX;
 use super::{Error, IoStat, Recompression, What, Zram};
 use crate::store::script::odd::Odd;
 use crate::store::{self, Key};
@@ -557,6 +558,33 @@ fn zeros_need_no_room_where_nothing_was_written() {
     }
     assert!(disk.table.get(far / UNIT as u64).is_none(), "a refused write leaves nothing");
     assert_eq!(disk.io_stat().failed_writes, 3);
+}
+
+/// Goal: the same where it is memory that the table lacks, also for a write of several units, of which each is tried
+/// alone then. Method: units beyond the end of any table, for which it makes no slot either.
+#[test]
+fn zeros_need_no_memory_where_nothing_was_written() {
+    let disk = zram(0, 1 << 20, &[Algorithm::Lz4]);
+    let (beyond, zeros) = (UNITS_MAX << 12, vec![0; 4 << 12]);
+    assert_eq!(disk.write_front(0, beyond, &zeros), Ok(1 << 12));
+    assert_eq!(disk.write_front(0, beyond, &vec![1; 4 << 12]), Err(Error::NoMemory));
+}
+
+/// Goal: what the disk recompresses by itself stays marked idle. With the marks gone, a request to write back what is
+/// idle wrote hardly anything.
+#[test]
+fn the_policy_leaves_the_marks_of_idle_units() {
+    let disk = zram(0, 1 << 20, &[Algorithm::Lz4, Algorithm::Zstd]);
+    let letters: Vec<u8> = bytes(5, 4096).iter().map(|byte| b'a' + byte % 16).collect();
+    disk.write(0, 0, &letters).unwrap();
+    disk.write(0, 4096, &bytes(1, 4096)).unwrap();
+    disk.mark_idle(None);
+    let done = disk.recompress_old(0, 0, 10).done;
+    assert_eq!((done.tried, done.shrank), (2, 1));
+    let mut state = String::new();
+    disk.block_state(&mut state).unwrap();
+    let letters_of: Vec<_> = state.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
+    assert_eq!(letters_of, ["...ir.", "..hi.n"]);
 }
 
 /// Goal: what was not used for long is recompressed by itself, some units at a time, and nothing is tried twice.
