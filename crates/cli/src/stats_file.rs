@@ -402,12 +402,15 @@ pub(crate) fn take_ended(
     let mut files = all_of_run(directory, run, since);
     files.retain(|file| !file.is_elsewhere() && has_ended(file));
     for file in &mut files {
-        // It may have run on while the others were read.
-        if let Ok(stats) = read_stats(&file.path) {
-            file.stats = stats;
-        }
         file.live = false;
-        file.remove();
+        let key = |stats: &Stats| (stats.pid.load(Relaxed), stats.start_ticks.load(Relaxed));
+        let again = read_stats(&file.path).ok().filter(|stats| key(stats) == key(&file.stats));
+        // It may have run on while the others were read. Otherwise another process has its id by now, and its file
+        // there.
+        if let Some(stats) = again {
+            file.stats = stats;
+            file.remove();
+        }
     }
     latest(files)
 }
@@ -428,7 +431,8 @@ fn parts(tables: &str) -> (&str, &str) {
 #[cfg(test)]
 mod tests {
     use super::{
-        Owner, StatsFile, check_directory, list, parts, read_stats, start_ticks, take_run,
+        Owner, StatsFile, check_directory, list, parts, read_stats, start_ticks, take_ended,
+        take_run,
     };
     use std::fs::{self, DirBuilder};
     use std::mem::offset_of;
@@ -598,6 +602,27 @@ mod tests {
         assert_eq!(taken, [(pid, true), (NOBODY, false)]);
         assert!(!directory.0.join(NOBODY.to_string()).exists(), "taken");
         assert!(directory.0.join(pid.to_string()).exists(), "lives on");
+    }
+
+    /// Goal: a process that has the id of one that has ended keeps its own file, and is not counted as the other.
+    /// Method: the file is exchanged after the look at the process.
+    #[test]
+    fn a_new_process_of_the_same_id_keeps_its_file() {
+        let directory = Directory::new("again");
+        let (run, [first, second]) = (std::process::id(), [1, 2]);
+        directory.write(first, 100, run.into());
+        directory.write(second, 100, run.into());
+        let has_ended = |file: &StatsFile| {
+            if file.pid == second {
+                directory.write(second, 200, run.into());
+            }
+            true
+        };
+        let taken = take_ended(&directory.0, run, 100, has_ended);
+        let starts: Vec<_> = taken.iter().map(StatsFile::key).collect();
+        assert_eq!(starts, [(first, 100), (second, 100)]);
+        let left: Vec<_> = list(&directory.0).iter().map(StatsFile::key).collect();
+        assert_eq!(left, [(second, 200)]);
     }
 
     #[test]
