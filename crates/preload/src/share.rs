@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 
 use zfolio_core::ledger::{Ledger, Member, Owner, SMALL_BYTES, SMALL_MARGIN_BYTES, Seat};
 use zfolio_pager::fatal;
-use zfolio_sys::{process, shared};
+use zfolio_sys::{Errno, process, shared};
 
 use crate::allocator::ARENA_BYTES_MIN;
 use crate::settings::Settings;
@@ -92,11 +92,13 @@ pub(crate) fn open(settings: &Settings, me: Owner) {
     }
     let file = shared::open(&Ledger::file_name(settings.run), size_of::<Ledger>());
     // The run has ended before this process: there is nobody to share with. Or a sandbox forbids to write to files: the
-    // run counts the process from outside.
-    if file.is_none() && (process::is_filtered() || !process::exists(settings.run)) {
+    // run counts the process from outside. In a container all are filtered, also who is another user than the run.
+    let is_refusal = |error: &Errno| [Errno::PERM, Errno::ACCESS, Errno::NOSYS].contains(error);
+    let is_sandboxed = || file.as_ref().is_err_and(is_refusal) && process::is_filtered();
+    if file.is_err() && (is_sandboxed() || !process::exists(settings.run)) {
         return;
     }
-    match file.and_then(|file| enter(settings, me, &file)) {
+    match file.ok().and_then(|file| enter(settings, me, &file)) {
         Some(member) => {
             MEMBER.set(member).ok();
         }

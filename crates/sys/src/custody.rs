@@ -71,7 +71,7 @@ impl Custodian {
     /// A custodian whom others find by `name`. `None` if the directory is not this user's, or there is no socket.
     #[must_use]
     pub fn new(name: &str) -> Option<Custodian> {
-        shared::open_folder()?;
+        shared::open_folder().ok()?;
         shared::remove(name);
         let socket = socket().ok()?;
         net::bind(&socket, &SocketAddrUnix::new(shared::path(name)?).ok()?).ok()?;
@@ -155,7 +155,7 @@ fn receive_from(connection: BorrowedFd<'_>) -> Result<Option<Entrusted>, Errno> 
 pub fn entrust(name: &str, custodian: u32, file: BorrowedFd<'_>, number: u32) -> bool {
     let sent = || {
         // Not through a directory that another user made in this place.
-        let folder = shared::open_folder()?;
+        let folder = shared::open_folder().ok()?;
         let path = format!("/proc/thread-self/fd/{}/{name}", folder.as_raw_fd());
         let socket = socket().ok()?;
         net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -19,9 +19,13 @@ fn folder() -> Option<CString> {
     CString::new(format!("/dev/shm/zfolio-{uid}")).ok()
 }
 
-/// Opens the directory, and makes it if need be. `None` if it does not belong to this user alone.
-pub(crate) fn open_folder() -> Option<OwnedFd> {
-    let path = folder()?;
+/// Opens the directory, and makes it if need be.
+///
+/// # Errors
+///
+/// Those of `open`; `NOENT` also if it does not belong to this user alone.
+pub(crate) fn open_folder() -> Result<OwnedFd, Errno> {
+    let path = folder().ok_or(Errno::NOENT)?;
     // Not through a symbolic link, and not in a directory that another user made.
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
     let open = || rustix::fs::open(&path, flags, Mode::empty());
@@ -31,11 +35,17 @@ pub(crate) fn open_folder() -> Option<OwnedFd> {
             open()
         }
         opened => opened,
-    }
-    .ok()?;
-    let about = rustix::fs::fstat(&folder).ok()?;
-    let ours = about.st_uid == rustix::process::geteuid().as_raw();
-    (ours && about.st_mode & 0o077 == 0).then_some(folder)
+    };
+    let ours = |about: &Stat| about.st_uid == rustix::process::geteuid().as_raw();
+    let folder = match folder {
+        // Another user's may be closed to this one.
+        Err(Errno::ACCESS) if rustix::fs::lstat(&path).is_ok_and(|about| !ours(&about)) => {
+            return Err(Errno::NOENT);
+        }
+        folder => folder?,
+    };
+    let about = rustix::fs::fstat(&folder)?;
+    if ours(&about) && about.st_mode & 0o077 == 0 { Ok(folder) } else { Err(Errno::NOENT) }
 }
 
 /// The path of a file in the directory.
@@ -51,7 +61,7 @@ pub(crate) fn path(name: &str) -> Option<CString> {
 /// may not make a file of that size, or there is no room for it.
 #[must_use]
 pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
-    let folder = open_folder()?;
+    let folder = open_folder().ok()?;
     let name = CString::new(name).ok()?;
     rustix::fs::unlinkat(&folder, &name, AtFlags::empty()).ok();
     if !fits(bytes) {
@@ -75,15 +85,17 @@ pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
 
 /// Opens a file that another process of this user made, of `bytes` bytes or more, to be mapped.
 ///
-/// `None` if there is none, if it belongs to somebody else, or if this process may not open it.
-#[must_use]
-pub fn open(name: &str, bytes: usize) -> Option<OwnedFd> {
+/// # Errors
+///
+/// Those of `open`; `NOENT` also if the file, or its directory, belongs to somebody else, or if it is shorter.
+pub fn open(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
     let folder = open_folder()?;
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = rustix::fs::openat(&folder, CString::new(name).ok()?, flags, Mode::empty()).ok()?;
-    let about = rustix::fs::fstat(&file).ok()?;
+    let file = rustix::fs::openat(&folder, name, flags, Mode::empty())?;
+    let about = rustix::fs::fstat(&file)?;
     let ours = about.st_uid == rustix::process::geteuid().as_raw();
-    (ours && u64::try_from(about.st_size).is_ok_and(|size| size >= bytes as u64)).then_some(file)
+    let is_whole = u64::try_from(about.st_size).is_ok_and(|size| size >= bytes as u64);
+    if ours && is_whole { Ok(file) } else { Err(Errno::NOENT) }
 }
 
 /// Replaces all of a file after its first `keep_bytes` by `text`.
@@ -237,12 +249,12 @@ pub unsafe fn unmap(at: *mut c_void, bytes: usize) {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{DirBuilderExt as _, symlink};
 
     use rustix::fs::{CWD, FileType, Mode};
     use rustix::process::{Resource, Rlimit, setrlimit};
 
-    use super::{create, open, open_to_read, remove, unlink, write_at};
+    use super::{Errno, create, folder, open, open_to_read, remove, unlink, write_at};
     use crate::testing::in_child;
 
     /// Goal: what a process counted before it executed another program is not taken for the figures of that program,
@@ -257,9 +269,29 @@ mod tests {
             let limit = Rlimit { current: Some(512), maximum: Some(512) };
             setrlimit(Resource::Fsize, limit).is_ok() && create(&name, 4096).is_none()
         });
-        let is_gone = open(&name, 1).is_none();
+        let is_gone = open(&name, 1).err() == Some(Errno::NOENT);
         remove(&name);
         assert!(is_good && is_gone);
+    }
+
+    /// Goal: a directory in the place of this user's that belongs to somebody else is not taken for a sandbox that
+    /// forbids to open it. Method: the superuser makes the directory of a user whom nobody has.
+    #[test]
+    fn a_directory_of_somebody_else_is_none() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("SKIPPED: another user is needed");
+        }
+        let uid = 3_000_000_000 + std::process::id();
+        let path = format!("/dev/shm/zfolio-{uid}");
+        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        let is_good = in_child(|| {
+            // SAFETY: it takes numbers only, in a child with one thread.
+            let answer = unsafe { libc::setresuid(uid, uid, uid) };
+            let is_there = folder().is_some_and(|folder| folder.to_str() == Ok(&path));
+            answer == 0 && is_there && open("1", 1).err() == Some(Errno::NOENT)
+        });
+        std::fs::remove_dir(&path).unwrap();
+        assert!(is_good);
     }
 
     /// Goal: whatever another user has put in its directory, nobody waits for it, and nothing elsewhere is removed.
