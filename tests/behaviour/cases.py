@@ -176,6 +176,8 @@ CASES = [
     ("sandbox trapped", 32, "lz4", "64K"),
     ("sandbox trapped_files", 32, "lz4", "64K"),
     ("sandbox late_killed", 32, "lz4", "64K"),
+    ("sandbox killed_sockets", 32, "lz4", "64K"),
+    ("sandbox landlocked", 32, "lz4", "64K"),
     ("sandbox late", 32, "lz4", "64K"),
     ("sandbox late_copies", 32, "lz4", "64K"),
     ("sandbox late_zeros", 32, "lz4", "64K"),
@@ -222,7 +224,7 @@ NOISE = [
 ]
 
 # Cases in which zfolio must print nothing.
-SILENT = ["forks exec_races"]
+SILENT = ["forks exec_races", "sandbox landlocked"]
 # Cases in which zfolio must print these words.
 TOLD = {"forks no_threads": "the limit is not held", "forks no_userfaultfd": "the limit is not held",
         "forks no_files": "the limit is not held", "sandbox forked": "the limit is not held in a child",

@@ -170,6 +170,36 @@ static void late_killed(void) {
     late_filter(filter, 2 * RULE + 1, 0);
 }
 
+/* A Landlock under which no file can be read, as seen by the thread that makes the engine's: the limit is held. */
+static void landlocked(void) {
+    const uint64_t reads = 4; /* LANDLOCK_ACCESS_FS_READ_FILE */
+    if (geteuid() != 0) skip("the engine of others than root may need a file");
+    int rules = syscall(SYS_landlock_create_ruleset, &reads, sizeof reads, 0);
+    if (rules < 0) skip("no Landlock here");
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(SYS_landlock_restrict_self, rules, 0) == 0);
+    CHECK(close(rules) == 0 && open("/proc/self/statm", O_RDONLY) == -1 && errno == EACCES);
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 5);
+    ballast_verify(&b, "behind Landlock");
+}
+
+/* A filter that kills for calls of sockets, as systemd's ~@network-io: zfolio makes none, whatever its lines go to. */
+static void killed_sockets(void) {
+    const unsigned calls[] = {SYS_socket, SYS_connect, SYS_getpeername, SYS_getsockname, SYS_getsockopt, SYS_sendmsg};
+    struct sock_filter filter[6 * RULE + 1];
+    for (int i = 0; i < 6; i++) forbid(filter + i * RULE, calls[i], 0, 0, SECCOMP_RET_KILL_PROCESS);
+    confine(filter, 6 * RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
+    static struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 4);
+    ballast_verify(&b, "without sockets");
+    pid_t child = fork();
+    if (child == 0) {
+        ballast_verify(&b, "a child without sockets");
+        _exit(0);
+    }
+    child_is_well(child, "a child without sockets");
+}
+
 /* Pages can be moved, and no new ones can be made. */
 static void late_copies(void) {
     struct sock_filter filter[RULE + 1];
@@ -214,8 +244,9 @@ int main(int count, char **arguments) {
                                        {"late_copies", late_copies}, {"late_zeros", late_zeros},
                                        {"late_moves", late_moves}, {"late_advice", late_advice},
                                        {"late_files", late_files}, {"ring", ring},
-                                       {"late_killed", late_killed}, {"trapped_files", trapped_files},
-                                       {"forked", forked},
+                                       {"late_killed", late_killed},
+                                       {"killed_sockets", killed_sockets}, {"landlocked", landlocked},
+                                       {"trapped_files", trapped_files}, {"forked", forked},
                                        {"blind", blind}, {"blind_holes", blind_holes}};
     return CHOOSE(cases);
 }

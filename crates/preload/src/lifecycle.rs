@@ -64,6 +64,7 @@ pub(crate) fn wake_up() {
     sanitizer::step_aside();
     settings::read();
     if settings::get().is_some() {
+        files::learn_journal();
         fork::install();
         std::panic::set_hook(Box::new(|defect| fatal::defect(defect)));
     }

@@ -4,11 +4,10 @@ use std::ffi::{CStr, CString};
 use std::io::{self, ErrorKind, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-use rustix::fs::{Access, FileType, Mode, OFlags, RawDir};
+use rustix::fs::{Access, FileType, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 
 use crate::{inherited, process};
@@ -187,8 +186,27 @@ pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno
 static ERROR_COPY: AtomicI32 = AtomicI32::new(-1);
 static ERROR_COPY_FILE: Noted = Noted::new();
 
-/// Where the journal of systemd listens.
-const JOURNAL: &str = "/run/systemd/journal/stdout";
+/// Device and inode of the journal's socket, as systemd has named them to this process.
+static JOURNAL_FILE: Noted = Noted::new();
+
+/// Notes which socket is that of systemd's journal, before the program runs and may change its environment.
+pub fn learn_journal() {
+    let named = std::env::var("JOURNAL_STREAM").ok();
+    JOURNAL_FILE.set(named.and_then(|named| parse_journal(&named)).unwrap_or_default());
+}
+
+/// Device and inode in the value of `JOURNAL_STREAM`.
+fn parse_journal(value: &str) -> Option<[u64; 2]> {
+    let (device, inode) = value.split_once(':')?;
+    Some([device.parse().ok()?, inode.parse().ok()?])
+}
+
+/// Whether a copy of this file is kept. It is not asked who is at the other end of a socket: a filter may end the
+/// process for that.
+fn is_for_copy(about: &Stat) -> bool {
+    let is_file = FileType::from_raw_mode(about.st_mode) == FileType::RegularFile;
+    is_file || [about.st_dev, about.st_ino] == JOURNAL_FILE.get()
+}
 
 /// Copies standard error within the calling thread's table, which is its own, where it could be had later neither by
 /// `pidfd_getfd`, for which a filter may end the process, nor by opening it: a socket cannot be opened, and of a file
@@ -199,16 +217,8 @@ fn keep_error() -> Option<u32> {
     if !process::is_filtered() {
         return None;
     }
-    let copy = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), 3).ok()?);
-    let is_journals = || {
-        let peer = copy.peer_addr();
-        peer.is_ok_and(|peer| peer.as_pathname() == Some(Path::new(JOURNAL)))
-    };
-    let about = rustix::fs::fstat(&copy).ok()?;
-    let is_file = FileType::from_raw_mode(about.st_mode) == FileType::RegularFile;
-    if !is_file && !is_journals() {
-        return None;
-    }
+    let copy = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), 3).ok()?;
+    let about = rustix::fs::fstat(&copy).ok().filter(is_for_copy)?;
     let what = [about.st_dev, about.st_ino];
     ERROR_COPY_FILE.set(what);
     let number = copy.into_raw_fd();
@@ -382,13 +392,19 @@ fn open_error() -> Result<OwnedFd, Errno> {
     let flags =
         OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let error = rustix::fs::open(c"/proc/self/fd/2", flags, rustix::fs::Mode::empty())?;
-    // A write waits for room, as one to the program's own descriptor does. Without APPEND it is one for is_data().
-    rustix::fs::fcntl_setfl(&error, OFlags::empty())?;
-    if is_data(error.as_fd()) {
+    // This one is for appending; the program's may be.
+    if is_data(error.as_fd(), programs_error_appends) {
         return Err(Errno::BADF);
     }
+    // A write waits for room, as one to the program's own descriptor does.
     rustix::fs::fcntl_setfl(&error, OFlags::APPEND)?;
     Ok(error)
+}
+
+/// Whether the program has opened its standard error for appending.
+fn programs_error_appends() -> bool {
+    let flags = process::number_of(c"/proc/self/fdinfo/2", b"flags:", 8);
+    flags.is_some_and(|flags| flags & u64::from(OFlags::APPEND.bits()) != 0)
 }
 
 /// Writes a message to the program's standard error, from a thread with its own table of
@@ -445,34 +461,41 @@ pub fn learn_error() {
 
 /// Writes a message, unless the program has closed its standard error and a file of its data has the number now.
 fn write_message(error: BorrowedFd<'_>, message: &[u8]) {
-    if !is_data(error) {
+    let appends =
+        || rustix::fs::fcntl_getfl(error).is_ok_and(|flags| flags.contains(OFlags::APPEND));
+    if !is_data(error, appends) {
         write_all(error, message);
     }
 }
 
-/// Whether a descriptor of the program's is a character device.
+/// Whether a descriptor of the program's is a character device with a driver of its own. Those of the kernel for
+/// memory, as `/dev/zero`, do not mind where they are mapped.
 #[must_use]
 pub fn is_character_device(number: i32) -> bool {
+    const MEMORY: u32 = 1;
     if number < 0 {
         return false;
     }
     // SAFETY: the number is used for one call, which answers an error where no file has it.
     let file = unsafe { BorrowedFd::borrow_raw(number) };
-    let kind = rustix::fs::fstat(file).map(|about| FileType::from_raw_mode(about.st_mode));
-    kind == Ok(FileType::CharacterDevice)
+    rustix::fs::fstat(file).is_ok_and(|about| {
+        FileType::from_raw_mode(about.st_mode) == FileType::CharacterDevice
+            && rustix::fs::major(about.st_rdev) != MEMORY
+    })
 }
 
-/// Whether it is a file with contents, other than at the start, that is not for appending, as a log would be.
-fn is_data(error: BorrowedFd<'_>) -> bool {
+/// Whether it is a file with contents, other than at the start, that is not for appending, as a log would be; or none.
+fn is_data(error: BorrowedFd<'_>, appends: impl FnOnce() -> bool) -> bool {
     if !IS_LEARNT.load(Ordering::Relaxed) {
         return false;
     }
-    let Ok(about) = rustix::fs::fstat(error) else { return true };
+    let about = match rustix::fs::fstat(error) {
+        Ok(about) => about,
+        Err(errno) => return errno == Errno::BADF,
+    };
     let kind = FileType::from_raw_mode(about.st_mode);
     let has_contents = matches!(kind, FileType::RegularFile | FileType::BlockDevice);
     let before = ERROR_FILE.get();
-    let appends =
-        || rustix::fs::fcntl_getfl(error).is_ok_and(|flags| flags.contains(OFlags::APPEND));
     has_contents && before != [about.st_dev, about.st_ino] && !appends()
 }
 
@@ -507,7 +530,10 @@ pub fn open_read(path: &CStr) -> Result<OwnedFd, Errno> {
 mod tests {
     use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 
-    use super::{Errno, Exposed, identity, is_data, learn_error, read_whole};
+    use super::{
+        Errno, Exposed, JOURNAL_FILE, identity, is_character_device, is_data, is_for_copy,
+        learn_error, open_error, parse_journal, programs_error, read_whole,
+    };
 
     /// Goal: a message goes to a standard error that is a file from the start, and where nothing was learnt; not into a
     /// file that has got its number since, unless that is for appending.
@@ -518,7 +544,15 @@ mod tests {
         let [log, data] = ["log", "data"].map(path);
         let is_good = crate::testing::in_child(|| {
             let take = |file: &std::fs::File| rustix::stdio::dup2_stderr(file).is_ok();
-            let is_refused = || is_data(std::io::stderr().as_fd());
+            // A second look is one at the same file, opened once more.
+            let is_refused = || {
+                let error = std::io::stderr();
+                let flags = rustix::fs::fcntl_getfl(&error).unwrap();
+                let appends = || flags.contains(rustix::fs::OFlags::APPEND);
+                let is_refused = is_data(error.as_fd(), appends);
+                assert_eq!(open_error().err(), is_refused.then_some(Errno::BADF));
+                is_refused
+            };
             let first = std::fs::File::create(&log).unwrap();
             let other = std::fs::File::create(&data).unwrap();
             let appended = std::fs::File::options().append(true).open(&data).unwrap();
@@ -529,6 +563,52 @@ mod tests {
         });
         [log, data].iter().for_each(|path| std::fs::remove_file(path).unwrap());
         assert!(is_good);
+    }
+
+    /// Goal: of sockets only the journal's has a copy, and nothing is asked of the socket. Method: another socket.
+    #[test]
+    fn the_journals_socket_is_known_by_its_numbers() {
+        assert_eq!(parse_journal("9:71234"), Some([9, 71234]));
+        assert_eq!(["", "9", "9:", "x:1", "9:1:1"].map(parse_journal), [None; 5]);
+        let (journal, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(crate::testing::in_child(|| {
+            JOURNAL_FILE.set(identity(journal.as_fd()).unwrap());
+            let copied = [journal.as_fd(), other.as_fd()]
+                .map(|socket| is_for_copy(&rustix::fs::fstat(socket).unwrap()));
+            copied == [true, false]
+        }));
+    }
+
+    /// Goal: the program's standard error can be had also after a `chroot` to where no `/proc` is; but not under a
+    /// filter there, which may end the process.
+    #[test]
+    fn standard_error_is_found_without_proc() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("SKIPPED: chroot is root's");
+        }
+        let folder = std::env::temp_dir().join(format!("zfolio-chroot-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let is_good = crate::testing::in_child(|| {
+            rustix::process::chroot(&folder).unwrap();
+            assert!(super::process::filters().is_none());
+            // In a container that is filtered itself nothing else can be seen here.
+            let before = programs_error().err();
+            let as_before = [None, Some(Errno::PERM)].contains(&before);
+            crate::testing::forbid_calls(&[libc::SYS_acct], Errno::PERM).unwrap();
+            as_before && programs_error().err() == Some(Errno::PERM)
+        });
+        std::fs::remove_dir(&folder).unwrap();
+        assert!(is_good);
+    }
+
+    /// Goal: a device whose driver may want an address is known; `/dev/zero`, which is like a file of zeros, is none.
+    #[test]
+    fn devices_of_memory_have_no_driver() {
+        let is_device =
+            |path| std::fs::File::open(path).map(|device| is_character_device(device.as_raw_fd()));
+        assert!(!is_device("/dev/zero").unwrap() && !is_device("/proc/self/status").unwrap());
+        // /dev/ptmx has one.
+        assert!(is_device("/dev/ptmx").unwrap_or(true) && !is_character_device(-1));
     }
 
     /// Goal: nobody else's file is closed. Method: another file is put under the number of one before that is dropped.

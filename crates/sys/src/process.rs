@@ -1,6 +1,7 @@
 //! What the kernel says about this process.
 
 use std::ffi::CStr;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::io::Errno;
@@ -136,22 +137,29 @@ pub fn lock_memory() -> Result<(), Errno> {
 
 /// Whether this thread has a capability, by its number. False if `/proc` is not mounted.
 fn has_capability(number: u32) -> bool {
-    let effective = number_of(c"/proc/thread-self/status", b"CapEff:", 16);
+    let effective = number_of(STATUS, b"CapEff:", 16);
     effective.is_some_and(|set| set >> number & 1 == 1)
 }
+
+/// What the kernel says about the calling thread.
+const STATUS: &CStr = c"/proc/thread-self/status";
 
 /// The most bytes of a name and a number in a file of `/proc`.
 const LINE_BYTES_MAX: usize = 64;
 
 /// The number in the line of a file in `/proc` that begins with `name`, however long the file is: a thread may be in
 /// 65536 groups, which are named in one line. Nothing is allocated. `None` if that cannot be read.
-fn number_of(path: &CStr, name: &[u8], radix: u32) -> Option<u64> {
-    let file = crate::files::open_read(path).ok()?;
+pub(crate) fn number_of(path: &CStr, name: &[u8], radix: u32) -> Option<u64> {
+    number_in(crate::files::open_read(path).ok()?.as_fd(), name, radix)
+}
+
+/// The same of an open file.
+fn number_in(file: BorrowedFd<'_>, name: &[u8], radix: u32) -> Option<u64> {
     let mut text = [0_u8; 4096];
     // Bytes in `text` that were read before: what may be the beginning of the line.
     let mut kept = 0;
     loop {
-        let more = match rustix::io::read(&file, &mut text[kept..]) {
+        let more = match rustix::io::read(file, &mut text[kept..]) {
             Err(Errno::INTR) => continue,
             more => more.ok()?,
         };
@@ -204,26 +212,47 @@ pub fn is_traced() -> bool {
     tracer.is_some_and(|tracer| tracer.trim_ascii() != b"0")
 }
 
-/// Whether a sandbox (seccomp) that the program set up forbids this thread to open files. The
-/// kernel itself never answers so to a process that opens its own entry in `/proc`.
+/// Whether a sandbox (seccomp) that the program set up forbids this thread to open files, and so may answer other calls
+/// by a signal. The kernel itself never answers `PERM` to a process that opens its own entry in `/proc`. `ACCESS` is
+/// also the answer of Landlock and its like, which do nothing but refuse.
 #[must_use]
 pub fn is_confined() -> bool {
-    let is_refusal = |error| matches!(error, Errno::PERM | Errno::ACCESS | Errno::NOSYS);
-    crate::files::open_read(c"/proc/thread-self/statm").is_err_and(is_refusal)
+    let opened = crate::files::open_read(c"/proc/thread-self/statm");
+    opened.is_err_and(|error| match error {
+        Errno::PERM => true,
+        Errno::ACCESS | Errno::NOSYS => has_seccomp(),
+        _ => false,
+    })
+}
+
+/// Whether this thread is under seccomp, also where no file can be opened. Only for threads to which that has happened:
+/// a filter may end the process for this call too, and few do.
+fn has_seccomp() -> bool {
+    // SAFETY: it takes a number, and changes nothing. A filter that refuses it is one.
+    unsafe { libc::prctl(libc::PR_GET_SECCOMP) != 0 }
 }
 
 /// Whether system calls of this thread are filtered (seccomp), so that one that nobody expects may end the process.
 #[must_use]
 pub fn is_filtered() -> bool {
-    filters() != Some(0)
+    match crate::files::open_read(STATUS) {
+        Ok(status) => filters_in(status.as_fd()) != Some(0),
+        // The program has lost sight of /proc (`chroot`): hardly any filter answers so.
+        Err(Errno::NOENT) => has_seccomp(),
+        Err(_) => true,
+    }
 }
 
 /// How many filters (seccomp) the system calls of this thread go through; `None` if that cannot be read. None of them
 /// can be taken away.
 #[must_use]
 pub fn filters() -> Option<u32> {
-    let count = number_of(c"/proc/thread-self/status", b"Seccomp_filters:", 10)?;
-    u32::try_from(count).ok()
+    filters_in(crate::files::open_read(STATUS).ok()?.as_fd())
+}
+
+/// The same of a thread whose `status` in `/proc` is open.
+fn filters_in(status: BorrowedFd<'_>) -> Option<u32> {
+    u32::try_from(number_in(status, b"Seccomp_filters:", 10)?).ok()
 }
 
 /// This process's name, as in `/proc/PID/comm`; `?` if that cannot be read.
@@ -355,6 +384,32 @@ mod tests {
             grown(with_both.file_bytes, with_shared.file_bytes),
             "{with_shared:?} {with_both:?}"
         );
+    }
+
+    /// Goal: who may open no file because of Landlock is not taken for one under a filter: the limit is held.
+    #[test]
+    fn landlock_is_no_filter() {
+        assert!(crate::testing::in_child(|| {
+            let before = super::is_confined();
+            // One word: the rights that need a rule. LANDLOCK_ACCESS_FS_READ_FILE is 4.
+            let handled = 4_u64;
+            let rules = [&raw const handled as usize, size_of_val(&handled), 0];
+            // SAFETY: it reads the word.
+            let rules = unsafe {
+                libc::syscall(libc::SYS_landlock_create_ruleset, rules[0], rules[1], rules[2])
+            };
+            if rules < 0 {
+                eprintln!("SKIPPED: no Landlock here");
+                return true;
+            }
+            // SAFETY: it takes numbers only.
+            let alone = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            // SAFETY: the same; the kernel reads no memory for it.
+            let confined = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules, 0) };
+            let opened = crate::files::open_read(c"/proc/thread-self/statm");
+            assert_eq!((alone, confined, opened.err()), (0, 0, Some(rustix::io::Errno::ACCESS)));
+            !before && super::is_confined() == super::has_seccomp()
+        }));
     }
 
     #[test]
