@@ -41,6 +41,13 @@ struct Wanted {
     above: usize,
 }
 
+impl Wanted {
+    /// Whether all units of `other` are among these.
+    fn has(&self, other: &Wanted) -> bool {
+        self.base == other.base && other.units & self.units == other.units
+    }
+}
+
 impl Prefetch {
     pub(crate) fn new(geometry: Geometry, limit_bytes: u64) -> Prefetch {
         Prefetch { streams: Mutex::new(Streams::new(geometry, limit_bytes)), bell: Bell::default() }
@@ -116,7 +123,10 @@ impl Engine {
                 let table = self.table.read();
                 let Some(piece) = self.next_piece() else { break };
                 did = true;
-                if let Some(away) = self.bring_piece(&table, &piece) {
+                let Some(away) = self.bring_piece(&table, &piece) else { continue };
+                // A fault on what is on its way has the whole window taken again.
+                if !coming.iter().flatten().any(|(other, _): &(Wanted, Tickets)| other.has(&piece))
+                {
                     coming[(oldest + count) % ABREAST] = Some((piece, away));
                     count += 1;
                 }

@@ -484,7 +484,8 @@ pub fn is_character_device(number: i32) -> bool {
     })
 }
 
-/// Whether it is a file with contents, other than at the start, that is not for appending, as a log would be; or none.
+/// Whether the program's data may be there: it is no open file, or one with contents, other than the file of the start,
+/// that is not for appending, as a log would be. A line is written also where a filter does not let it be looked at.
 fn is_data(error: BorrowedFd<'_>, appends: impl FnOnce() -> bool) -> bool {
     if !IS_LEARNT.load(Ordering::Relaxed) {
         return false;

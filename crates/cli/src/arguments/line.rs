@@ -121,12 +121,12 @@ fn not_utf8(words: &[OsString]) -> String {
     let before = at.checked_sub(1).and_then(|before| words[before].to_str());
     match (given.split_once('='), before) {
         (Some((name, value)), _) if name.starts_with("--") => {
-            format!("{name}: '{value}' is not in UTF-8; accepted: what is")
+            format!("{name}: '{value}' is not in UTF-8; accepted: a word in UTF-8")
         }
         (_, Some(name)) if name.starts_with('-') && name != "--" => {
-            format!("{name}: '{given}' is not in UTF-8; accepted: what is")
+            format!("{name}: '{given}' is not in UTF-8; accepted: a word in UTF-8")
         }
-        _ => format!("'{given}' is not in UTF-8; accepted: what is"),
+        _ => format!("'{given}' is not in UTF-8; accepted: a word in UTF-8"),
     }
 }
 

@@ -118,7 +118,8 @@ fn wrong_arguments_are_status_2() {
 fn what_is_not_in_utf8_is_named() {
     let place = OsStr::from_bytes(b"/var/tmp/\xff");
     let joined = OsStr::from_bytes(b"--spill=/var/tmp/\xff");
-    let expected = "zfolio: --spill: '/var/tmp/\u{fffd}' is not in UTF-8; accepted: what is\n";
+    let expected =
+        "zfolio: --spill: '/var/tmp/\u{fffd}' is not in UTF-8; accepted: a word in UTF-8\n";
     for words in [&["--spill".as_ref(), place][..], &[joined]] {
         let output = zfolio(&["run"]).args(words).arg("true").output().unwrap();
         assert_eq!((output.status.code(), texts(&output).1.as_str()), (Some(2), expected));

@@ -75,9 +75,12 @@ const TURNS: usize = 1000;
 pub(crate) const STUCK_PAUSES: u32 = 30_000;
 
 /// Walks that find nothing, while nothing is fetched, until what was fetched last may leave. Who lacks memory walks
-/// again and again, each time in microseconds; a disk takes a hundred of these for a read. With 2 walks a third of what
-/// was prefetched left before it was used, and was read again.
+/// again and again, and a read takes as long as about a hundred walks. With 2 walks a quarter of what was prefetched
+/// left before it was used, and was read again.
 const VAIN_WALKS: u32 = 256;
+
+/// The same where entries were chosen: somebody wants these to leave.
+const VAIN_REQUESTS: u32 = 2;
 
 /// How many entries give up their locations when the backing refuses a write.
 const GIVEN_UP: usize = 64;
@@ -229,7 +232,7 @@ impl<S: PageSource> Store<S> {
             }
         }
         self.end_write_back(spill, &mut side, &mut done);
-        self.let_fresh_go(spill, &mut side, &done);
+        self.let_fresh_go(spill, &mut side, &done, VAIN_WALKS);
         done
     }
 
@@ -251,7 +254,7 @@ impl<S: PageSource> Store<S> {
         {}
         self.end_write_back(spill, &mut side, &mut done);
         if !chosen.is_empty() && done.refused == 0 {
-            self.let_fresh_go(spill, &mut side, &done);
+            self.let_fresh_go(spill, &mut side, &done, VAIN_REQUESTS);
         }
         done
     }
@@ -304,16 +307,16 @@ impl<S: PageSource> Store<S> {
         }
     }
 
-    /// After a walk that found nothing. After [`VAIN_WALKS`] of them in which nothing was fetched, what was fetched
-    /// last and not used may leave too.
-    fn let_fresh_go(&self, spill: &Spill, side: &mut Side, done: &WrittenBack) {
+    /// After a walk that found nothing. After `vain` of them in which nothing was fetched, what was fetched last and not
+    /// used may leave too.
+    fn let_fresh_go(&self, spill: &Spill, side: &mut Side, done: &WrittenBack, vain: u32) {
         if done.started > 0 || done.written > 0 {
             return;
         }
         let fetched = spill.counters.read.load(Relaxed);
         side.vain_walks = if fetched == side.fetched { side.vain_walks + 1 } else { 1 };
         side.fetched = fetched;
-        if side.vain_walks >= VAIN_WALKS {
+        if side.vain_walks >= vain {
             side.vain_walks = 0;
             side.fresh.clear(|handle| self.row(handle).cell().let_go());
         }

@@ -160,16 +160,6 @@ impl Stream {
         Some(address / unit_bytes).filter(|unit| ahead.contains(unit))
     }
 
-    /// The end of what the prefetching thread has taken of the extent, in the direction of the walk.
-    fn taken(&self) -> usize {
-        match (self.ahead.is_empty(), self.rises) {
-            (true, true) => self.extent.end,
-            (true, false) => self.extent.start,
-            (false, true) => self.ahead.start,
-            (false, false) => self.ahead.end,
-        }
-    }
-
     /// Whether the walk has passed a unit: it was left out, or is gone again.
     fn is_behind(&self, unit: usize) -> bool {
         let is_passed = if self.rises { unit < self.last } else { unit > self.last };
@@ -320,7 +310,6 @@ impl Streams {
 
         let (folio, window_max, jitter) = (self.folio, self.window_max, self.jitter());
         let stream = &mut self.streams[index];
-        let taken = (gap == 0 && !has_turned).then(|| stream.taken());
         stream.passed = if has_turned { 0 } else { stream.passed + used };
         let most = (stream.passed / 8).clamp(window_max / 2, window_max);
         stream.window = if goes_on { (2 * stream.window).min(most) } else { usize::from(tries) };
@@ -340,7 +329,6 @@ impl Streams {
             let to = edge.end.min(unit + 1 + stream.window);
             unit.saturating_sub(stream.window)..to.max(unit + 1)
         };
-        let units = up_to(units, taken, rises);
         (stream.rises, stream.last, stream.extent) = (rises, unit, units.clone());
         if step.is_some() {
             stream.ahead = if rises { unit + 1..units.end } else { units.start..unit };
@@ -354,10 +342,6 @@ impl Streams {
             (false, _, true) => units.start..start,
             _ => units.clone(),
         };
-        if let Some(taken) = taken {
-            // The rest is on its way.
-            stream.ahead = behind(&stream.ahead, taken, rises);
-        }
         (units, rises && goes_on, vain)
     }
 
@@ -387,8 +371,7 @@ impl Streams {
         if stream.gone > 0 {
             self.credit = self.credit.saturating_sub(stream.window);
             stream.window = (stream.window / 4).max(1);
-            // What lies beyond has to be brought in again.
-            (stream.ahead, stream.extent) = (0..0, stream.last..stream.last + 1);
+            stream.ahead = 0..0;
         }
         stream.gone = 2;
     }
@@ -446,24 +429,6 @@ impl Streams {
             let folios_above = if is_whole { stream.ahead.len() / folio } else { 0 };
             return Some(Piece { units, folios_above });
         }
-    }
-}
-
-/// `units`, with what was `taken` before: the window may be a little smaller than the last one.
-fn up_to(units: Range<usize>, taken: Option<usize>, rises: bool) -> Range<usize> {
-    match taken {
-        Some(taken) if rises => units.start..units.end.max(taken),
-        Some(taken) => units.start.min(taken)..units.end,
-        None => units,
-    }
-}
-
-/// What lies of `range` behind `edge` in the direction of the walk.
-fn behind(range: &Range<usize>, edge: usize, rises: bool) -> Range<usize> {
-    if rises {
-        range.start.max(edge).min(range.end)..range.end
-    } else {
-        range.start..range.end.min(edge).max(range.start)
     }
 }
 
@@ -554,26 +519,6 @@ mod tests {
             assert!(walker.faults < 60, "{}", walker.faults);
             let more = walker.there.len() - walk.len();
             assert!(more as u64 <= WINDOW_BYTES / 4096, "{more} more than were touched");
-        }
-    }
-
-    /// Goal: where a walk comes to what was taken and is not there yet, as from a disk, nothing is taken a second time,
-    /// in both directions. It was, up to a window with each fault. Method: nothing that is taken ever comes.
-    #[test]
-    fn what_is_on_its_way_is_taken_once() {
-        let up: Vec<usize> = (50_000..52_000).collect();
-        let down: Vec<usize> = up.iter().rev().copied().collect();
-        for walk in [up, down] {
-            let (mut streams, mut taken) = (streams(), Vec::new());
-            for unit in &walk {
-                streams.fault(unit * UNIT);
-                while let Some(piece) = streams.take() {
-                    taken.extend(piece.units);
-                }
-            }
-            let different: BTreeSet<&usize> = taken.iter().collect();
-            assert!(different.len() > walk.len() - 16, "{} are taken", different.len());
-            assert_eq!(different.len(), taken.len(), "some are taken twice");
         }
     }
 
