@@ -35,7 +35,7 @@ use zfolio_core::zcomp::{Algorithm, Params};
 use zfolio_pager::with_dictionary;
 
 use crate::compare::setting::Compression;
-use crate::compare::{Failure, corpus_path, print};
+use crate::compare::{Failure, corpus_path, go_on, print};
 use crate::corpus::parse_size;
 use crate::mapping::Anonymous;
 use crate::usemem::Corpus;
@@ -110,9 +110,7 @@ pub(crate) fn codecs(args: &CodecsArgs) -> Result<bool, Failure> {
     }
     let mut rows = Vec::with_capacity(settings.len());
     for (setting, params) in settings.iter().zip(params) {
-        if let Some(signal) = os::stop_signal() {
-            return Err(Failure::Stopped(signal));
-        }
+        go_on()?;
         eprintln!("zfolio: {setting}");
         let measured = measure::measure(setting, params, &sample, args.repeats);
         rows.push(measured.map_err(Failure::Wrong)?);

@@ -91,6 +91,11 @@ pub fn bench(args: BenchArgs) -> ExitCode {
     ExitCode::from(status)
 }
 
+/// An error if a signal requested a stop.
+pub(crate) fn go_on() -> Result<(), Failure> {
+    os::stop_signal().map_or(Ok(()), |signal| Err(Failure::Stopped(signal)))
+}
+
 /// Prints the results. If the reader has closed the pipe, that is not an error.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let printed = files::print(text).map(|_read| ());

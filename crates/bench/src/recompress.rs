@@ -25,7 +25,7 @@ use zfolio_sys::{clock, cpu};
 
 use crate::codecs::read_sample;
 use crate::compare::rounds::cpus;
-use crate::compare::{Failure, corpus_path, print};
+use crate::compare::{Failure, corpus_path, go_on, print};
 use crate::corpus::parse_size;
 use crate::os;
 use crate::zram::disk::{Disk, Engine};
@@ -168,10 +168,8 @@ impl Round<'_> {
     }
 
     fn step<T>(&self, step: impl FnOnce() -> Result<T, String>) -> Result<T, Failure> {
-        match os::stop_signal() {
-            Some(signal) => Err(Failure::Stopped(signal)),
-            None => step().map_err(Failure::Wrong),
-        }
+        go_on()?;
+        step().map_err(Failure::Wrong)
     }
 
     /// What the disk has in a page.

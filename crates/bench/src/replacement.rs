@@ -35,7 +35,7 @@ use clap::Args;
 use zfolio_core::number;
 use zfolio_core::testing::recording;
 
-use crate::compare::{Failure, print};
+use crate::compare::{Failure, go_on, print};
 use crate::corpus::Output;
 use crate::os;
 use crate::scratch::Scratch;
@@ -172,11 +172,6 @@ fn compare(args: &ReplacementArgs, traces: &[Trace], notes: Vec<String>) -> Resu
         }
     }
     Ok(Table { policies, rows, notes })
-}
-
-/// An error if a signal requested a stop.
-fn go_on() -> Result<(), Failure> {
-    os::stop_signal().map_or(Ok(()), |signal| Err(Failure::Stopped(signal)))
 }
 
 /// The generated traces, and recordings of programs if that is possible.

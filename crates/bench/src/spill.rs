@@ -22,7 +22,7 @@ use clap::Args;
 use zfolio_core::number;
 use zfolio_core::size;
 
-use crate::compare::{Against, Failure, own_program, print};
+use crate::compare::{Against, Failure, go_on, own_program, print};
 use crate::corpus::parse_size;
 use crate::kernel;
 use crate::kernel::swap_file::SwapFile;
@@ -212,9 +212,7 @@ impl Bench<'_> {
     fn round(&self, round: u32, rows: &mut [Row]) -> Result<(), Failure> {
         for row in rows {
             eprintln!("zfolio: round {round} of {}: {}", self.args.repeats, row.way.name());
-            if let Some(signal) = os::stop_signal() {
-                return Err(Failure::Stopped(signal));
-            }
+            go_on()?;
             match self.run(row.way) {
                 Ok((figures, peak_bytes)) => row.add(figures, peak_bytes),
                 Err(WatchError::Stopped(signal)) => return Err(Failure::Stopped(signal)),

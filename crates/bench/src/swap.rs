@@ -23,7 +23,7 @@ use zfolio_core::number;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::size;
 
-use crate::compare::{Failure, print};
+use crate::compare::{Failure, go_on, print};
 use crate::corpus::parse_size;
 use crate::os;
 use fragmentation::SwapIn;
@@ -154,9 +154,7 @@ fn measure(args: &SwapArgs) -> Result<Table, Failure> {
 
 /// Says what comes next, unless the user has had enough.
 fn announce(part: &str) -> Result<(), Failure> {
-    if let Some(signal) = os::stop_signal() {
-        return Err(Failure::Stopped(signal));
-    }
+    go_on()?;
     eprintln!("zfolio: {part}");
     Ok(())
 }

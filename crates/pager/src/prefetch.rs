@@ -124,7 +124,7 @@ impl Engine {
                 let Some(piece) = self.next_piece() else { break };
                 did = true;
                 let Some(away) = self.bring_piece(&table, &piece) else { continue };
-                // A fault on what is on its way has the whole window taken again.
+                // After a fault on a unit that is on its way its stream has the whole window taken again.
                 if !coming.iter().flatten().any(|(other, _): &(Wanted, Tickets)| other.has(&piece))
                 {
                     coming[(oldest + count) % ABREAST] = Some((piece, away));

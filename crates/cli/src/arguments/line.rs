@@ -119,15 +119,12 @@ fn not_utf8(words: &[OsString]) -> String {
     let at = words.iter().position(|word| word.to_str().is_none()).unwrap_or_default();
     let given = words.get(at).map(|word| word.to_string_lossy()).unwrap_or_default();
     let before = at.checked_sub(1).and_then(|before| words[before].to_str());
-    match (given.split_once('='), before) {
-        (Some((name, value)), _) if name.starts_with("--") => {
-            format!("{name}: '{value}' is not in UTF-8; accepted: a word in UTF-8")
-        }
-        (_, Some(name)) if name.starts_with('-') && name != "--" => {
-            format!("{name}: '{given}' is not in UTF-8; accepted: a word in UTF-8")
-        }
-        _ => format!("'{given}' is not in UTF-8; accepted: a word in UTF-8"),
-    }
+    let what = match (given.split_once('='), before) {
+        (Some((name, value)), _) if name.starts_with("--") => format!("{name}: '{value}'"),
+        (_, Some(name)) if name.starts_with('-') && name != "--" => format!("{name}: '{given}'"),
+        _ => format!("'{given}'"),
+    };
+    format!("{what} is not in UTF-8; accepted: a word in UTF-8")
 }
 
 /// clap's error as one line: the argument, what was given, and what is accepted.

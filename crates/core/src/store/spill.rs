@@ -232,7 +232,7 @@ impl<S: PageSource> Store<S> {
             }
         }
         self.end_write_back(spill, &mut side, &mut done);
-        self.let_fresh_go(spill, &mut side, &done, VAIN_WALKS);
+        self.note_vain_walk(spill, &mut side, &done, VAIN_WALKS);
         done
     }
 
@@ -254,7 +254,7 @@ impl<S: PageSource> Store<S> {
         {}
         self.end_write_back(spill, &mut side, &mut done);
         if !chosen.is_empty() && done.refused == 0 {
-            self.let_fresh_go(spill, &mut side, &done, VAIN_REQUESTS);
+            self.note_vain_walk(spill, &mut side, &done, VAIN_REQUESTS);
         }
         done
     }
@@ -272,7 +272,7 @@ impl<S: PageSource> Store<S> {
         // What was fetched last leaves if there is nothing else.
         for with_fresh in [false, true] {
             if with_fresh {
-                side.fresh.clear(|handle| self.row(handle).cell().let_go());
+                self.let_fresh_go(&mut side);
             }
             // One that is being read stays, and would be found again.
             while done.written < most && done.kept == 0 {
@@ -307,9 +307,14 @@ impl<S: PageSource> Store<S> {
         }
     }
 
-    /// After a walk that found nothing. After `vain` of them in which nothing was fetched, what was fetched last and not
-    /// used may leave too.
-    fn let_fresh_go(&self, spill: &Spill, side: &mut Side, done: &WrittenBack, vain: u32) {
+    /// What was fetched last and not used may leave, too.
+    fn let_fresh_go(&self, side: &mut Side) {
+        side.fresh.clear(|handle| self.row(handle).cell().let_go());
+    }
+
+    /// After a walk: if it has found nothing, and so have `vain` of them since something was fetched, what was fetched
+    /// last may leave, too.
+    fn note_vain_walk(&self, spill: &Spill, side: &mut Side, done: &WrittenBack, vain: u32) {
         if done.started > 0 || done.written > 0 {
             return;
         }
@@ -318,7 +323,7 @@ impl<S: PageSource> Store<S> {
         side.fetched = fetched;
         if side.vain_walks >= vain {
             side.vain_walks = 0;
-            side.fresh.clear(|handle| self.row(handle).cell().let_go());
+            self.let_fresh_go(side);
         }
     }
 

@@ -37,6 +37,18 @@ fn text(tag: u64, length: usize) -> Vec<u8> {
     bytes(tag, 256).repeat(length / 256)
 }
 
+/// Letters, which shrink to a half or so. LZ4 finds no match in these; zstd has an entropy coder.
+pub(super) fn letters(tag: u64, length: usize) -> Vec<u8> {
+    bytes(tag, length).iter().map(|byte| b'a' + byte % 16).collect()
+}
+
+/// The flags of each unit, as in `block_state`.
+fn flags(disk: &Zram<Arc<World>>) -> Vec<String> {
+    let mut state = String::new();
+    disk.block_state(&mut state).unwrap();
+    state.lines().map(|line| line.rsplit(' ').next().unwrap().to_owned()).collect()
+}
+
 /// Goal: the device never disagrees with plain bytes. Method: scripts of seeded random bytes, see `script`.
 #[test]
 fn a_device_agrees_with_plain_bytes() {
@@ -260,9 +272,7 @@ fn a_damaged_unit_is_not_in_the_way() {
     };
     for recompress in [&by_itself as &dyn Fn(&Zram<Arc<World>>), &asked] {
         let disk = zram(0, 4 << 12, &[Algorithm::Lz4, Algorithm::Zstd]);
-        let letters =
-            |unit| -> Vec<u8> { bytes(unit, 4096).iter().map(|byte| b'a' + byte % 16).collect() };
-        (0..4).for_each(|unit| disk.write(0, unit << 12, &letters(unit)).unwrap());
+        (0..4).for_each(|unit| disk.write(0, unit << 12, &letters(unit, 4096)).unwrap());
         damage(&disk, 1);
         let before = disk.mm_stat().compr_data_size;
         recompress(&disk);
@@ -271,7 +281,7 @@ fn a_damaged_unit_is_not_in_the_way() {
         let mut unit = vec![0; 4096];
         for at in [0, 2, 3] {
             disk.read(0, at << 12, &mut unit).unwrap();
-            assert!(unit == letters(at));
+            assert!(unit == letters(at, 4096));
         }
         assert!(disk.read(0, 1 << 12, &mut unit).is_err());
     }
@@ -476,9 +486,7 @@ fn a_reset_begins_everything_anew() {
 #[test]
 fn recompression_tries_what_was_asked_for() {
     let disk = zram(0, 1 << 20, &[Algorithm::Lz4, Algorithm::Zstd]);
-    // LZ4 finds no match in these; zstd has an entropy coder.
-    let letters: Vec<u8> = bytes(5, 4096).iter().map(|byte| b'a' + byte % 16).collect();
-    disk.write(0, 0, &letters).unwrap();
+    disk.write(0, 0, &letters(5, 4096)).unwrap();
     disk.write(0, 4096, &bytes(1, 4096)).unwrap();
     disk.write(0, 8192, &[0x22; 4096]).unwrap();
     let request = |what| Recompression { what, ..Recompression::default() };
@@ -492,14 +500,11 @@ fn recompression_tries_what_was_asked_for() {
     let done = disk.recompress(0, request(What::All)).unwrap();
     assert_eq!((done.tried, done.shrank), (1, 0), "noise");
     assert_eq!(disk.recompress(0, request(What::All)).unwrap().tried, 0, "it is known by now");
-    let mut state = String::new();
-    disk.block_state(&mut state).unwrap();
-    let letters_of: Vec<_> = state.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
-    assert_eq!(letters_of, ["....r.", "..h..n", "s....."], "what was tried is not idle any more");
+    assert_eq!(flags(&disk), ["....r.", "..h..n", "s....."], "what was tried is not idle any more");
     assert_eq!(disk.recompress(0, request(What::Idle)).unwrap().tried, 0);
     let mut found = vec![0; 4096];
     disk.read(0, 0, &mut found).unwrap();
-    assert!(found == letters);
+    assert!(found == letters(5, 4096));
     disk.write(0, 4096, &bytes(2, 4096)).unwrap();
     assert_eq!(
         disk.recompress(0, request(What::Huge)).unwrap().tried,
@@ -515,9 +520,7 @@ fn recompression_tries_what_was_asked_for() {
 fn what_one_algorithm_cannot_shrink_is_left_to_the_next() {
     let disk =
         zram(0, 1 << 20, &[Algorithm::Lz4, Algorithm::Lz4, Algorithm::Zstd, Algorithm::Zstd]);
-    let letters =
-        |tag: u64| -> Vec<u8> { bytes(tag, 4096).iter().map(|byte| b'a' + byte % 16).collect() };
-    (0..5).for_each(|unit| disk.write(0, unit << 12, &letters(unit)).unwrap());
+    (0..5).for_each(|unit| disk.write(0, unit << 12, &letters(unit, 4096)).unwrap());
     disk.write(0, 5 << 12, &bytes(5, 4096)).unwrap();
     let tries = |priority| {
         let request = Recompression { priority, max_pages: 2, ..Recompression::default() };
@@ -529,7 +532,7 @@ fn what_one_algorithm_cannot_shrink_is_left_to_the_next() {
     assert_eq!(disk.recompress_old(0, 0, 10).done.tried, 0);
     disk.read(0, 0, &mut [0; 4096]).unwrap();
     assert_eq!(tries(1), (0, 0), "the same contents");
-    disk.write(0, 0, &letters(9)).unwrap();
+    disk.write(0, 0, &letters(9, 4096)).unwrap();
     assert_eq!(tries(1), (1, 0));
     let expected = [(2, 2), (2, 2), (2, 1), (0, 0)];
     assert_eq!([2, 2, 2, 2].map(tries), expected);
@@ -575,16 +578,12 @@ fn zeros_need_no_memory_where_nothing_was_written() {
 #[test]
 fn the_policy_leaves_the_marks_of_idle_units() {
     let disk = zram(0, 1 << 20, &[Algorithm::Lz4, Algorithm::Zstd]);
-    let letters: Vec<u8> = bytes(5, 4096).iter().map(|byte| b'a' + byte % 16).collect();
-    disk.write(0, 0, &letters).unwrap();
+    disk.write(0, 0, &letters(5, 4096)).unwrap();
     disk.write(0, 4096, &bytes(1, 4096)).unwrap();
     disk.mark_idle(None);
     let done = disk.recompress_old(0, 0, 10).done;
     assert_eq!((done.tried, done.shrank), (2, 1));
-    let mut state = String::new();
-    disk.block_state(&mut state).unwrap();
-    let letters_of: Vec<_> = state.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
-    assert_eq!(letters_of, ["...ir.", "..hi.n"]);
+    assert_eq!(flags(&disk), ["...ir.", "..hi.n"]);
 }
 
 /// Goal: what was not used for long is recompressed by itself, some units at a time, and nothing is tried twice.
@@ -592,10 +591,8 @@ fn the_policy_leaves_the_marks_of_idle_units() {
 fn old_units_are_recompressed_by_themselves() {
     const UNITS: u64 = 600;
     let disk = zram(0, UNITS << 12, &[Algorithm::Lz4, Algorithm::Zstd]);
-    let letters =
-        |tag: u64| -> Vec<u8> { bytes(tag, 4096).iter().map(|byte| b'a' + byte % 16).collect() };
     for unit in 0..UNITS {
-        disk.write(0, unit << 12, &letters(unit)).unwrap();
+        disk.write(0, unit << 12, &letters(unit, 4096)).unwrap();
     }
     disk.write(0, 7 << 12, &bytes(7, 4096)).unwrap();
     disk.set_now(100);
@@ -619,7 +616,7 @@ fn old_units_are_recompressed_by_themselves() {
     for unit in (0..UNITS).filter(|unit| *unit != 7) {
         let mut found = vec![0; 4096];
         disk.read(0, unit << 12, &mut found).unwrap();
-        assert!(found == letters(unit), "unit {unit}");
+        assert!(found == letters(unit, 4096), "unit {unit}");
     }
     let alone = zram(0, 1 << 20, &[Algorithm::Lz4]);
     assert!(alone.recompress_old(0, 0, 1).is_round, "there is no other algorithm");

@@ -69,10 +69,9 @@ struct Device {
     state: State,
 }
 
-impl Device {
-    fn name(&self) -> String {
-        format!("wq{}.0", self.number)
-    }
+/// The name of the queue of the device with this number.
+fn queue_name(number: usize) -> String {
+    format!("wq{number}.0")
 }
 
 /// What the thread of the devices has.
@@ -147,7 +146,7 @@ impl Accelerator {
             seed: random.next(),
             ..Setup::default()
         });
-        let (name, portal) = (format!("wq{number}.0"), Box::new(model.clone()));
+        let (name, portal) = (queue_name(number), Box::new(model.clone()));
         let queue = WorkQueue { name, device: number, package: 0, depth, portal };
         self.driver.add([queue]).expect("its name is free, and there are few");
         model
@@ -200,7 +199,7 @@ impl Accelerator {
     }
 
     fn forget(&self, device: &mut Device, forgotten: &mut u64) {
-        self.driver.forget(&[device.name()]);
+        self.driver.forget(&[queue_name(device.number)]);
         device.state = State::Forgotten;
         *forgotten += 1;
     }

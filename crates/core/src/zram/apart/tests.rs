@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::super::tests::{zram, zram_in};
+use super::super::tests::{letters, zram, zram_in};
 use super::super::{Chosen, Error, Zram};
 use super::{ApartStat, EXTRA_BYTES};
 use crate::budget::WriteBudget;
@@ -17,11 +17,6 @@ use crate::zsmalloc::world::{World, bytes};
 const UNIT: usize = 32 << 10;
 const ORDER: u8 = 3;
 const PAGES: u64 = 8;
-
-/// Letters, which shrink to a half or so.
-fn letters(tag: u64, length: usize) -> Vec<u8> {
-    bytes(tag, length).iter().map(|byte| b'a' + byte % 16).collect()
-}
 
 /// A disk of units of 32 KiB that are all written, and what is on it.
 fn filled(units: u64) -> (Zram<Arc<World>>, Vec<u8>) {
