@@ -132,10 +132,11 @@ bench: build
 bench-all: bench
 	@failed=; for what in 'auto' 'swap' 'spill --against kernel -r 3' \
 		'usemem --against kernel --zswap /var/tmp --bytes 1536M --limit 256M --setting auto --without inline' \
-		'zram --against kernel' 'zram --against one-stream' 'recompress' 'replacement --generated' 'iaa'; do \
+		'zram --against kernel' 'zram --against one-stream' 'zram --against codec' 'recompress' \
+		'replacement --generated' 'iaa'; do \
 		echo "== zfolio bench $$what"; $(BIN)/zfolio bench $$what || failed="$$failed; $$what"; \
 	done; \
-	for what in '' '--connections 1,2,4'; do \
+	for what in '' '--connections 1,2,4' '--jobs 1,2,4,10' --resident; do \
 		echo "== scripts/bench-device $$what"; \
 		scripts/bench-device --zfolio $(BIN)/zfolio $$what || failed="$$failed; bench-device $$what"; \
 	done; [ -z "$$failed" ] || { echo "bench-all: failed$$failed"; exit 1; }

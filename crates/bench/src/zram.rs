@@ -7,7 +7,8 @@
 //! - the other side, if there is one ([`Against`]). **kernel**: `pread` and `pwrite` of a new zram device that is
 //!   opened with `O_DIRECT`, so that a request has been carried out when the call returns. **one stream**: zfolio
 //!   again, but all threads compress and decompress with one stream, as the kernel's zram did before it had one for
-//!   each CPU.
+//!   each CPU. **codec**: no disk but the codec, whose results have places in memory that exists already. So its figures
+//!   are what any disk around this codec could have at most.
 //!
 //! # How the comparison is kept fair
 //!
@@ -38,7 +39,7 @@ use crate::corpus::parse_size;
 use crate::kernel::journal::{self, Journal};
 use crate::kernel::zram::{algorithms, usable};
 use crate::os;
-use disk::{Device, Disk, Engine};
+use disk::{Alone, Device, Disk, Engine};
 use phase::{Phase, Plan, REQUEST_BYTES, Side};
 use table::{Run, Setting, Table};
 
@@ -46,7 +47,8 @@ pub(crate) const HELP: &str = "\
 With --against kernel the same requests also go to a new zram device. That needs root; the device is
 removed afterwards, also after Ctrl-C or a failure. The kernel compresses 4 KiB at a time, whatever
 --unit says, and at the default level of the algorithm. With --against one-stream the same requests also
-go to a disk of zfolio whose threads share one stream. An algorithm that the kernel does not have can be
+go to a disk of zfolio whose threads share one stream, and with --against codec to the codec alone, which
+is what a disk around it could have at most. An algorithm that the kernel does not have can be
 compared with another one of the kernel's (--kernel).
 
 Examples:
@@ -100,6 +102,8 @@ enum Against {
     Kernel,
     /// A disk of zfolio with one stream for all CPUs
     OneStream,
+    /// The codec alone, without a disk around it
+    Codec,
 }
 
 impl Against {
@@ -108,6 +112,7 @@ impl Against {
         match self {
             Against::Kernel => "kernel",
             Against::OneStream => "one stream",
+            Against::Codec => "codec",
         }
     }
 }
@@ -271,6 +276,10 @@ impl Bench<'_> {
         let mut disks = vec![engine("zfolio", cpu::online())?];
         if self.args.against == Some(Against::OneStream) {
             disks.push(engine(Against::OneStream.name(), 1)?);
+        }
+        if self.args.against == Some(Against::Codec) {
+            let alone = Alone::new(&setting.params, setting.unit, bytes);
+            disks.push(Box::new(failed(setting, Against::Codec.name(), alone)?));
         }
         let algorithm = self.device_algorithm(setting);
         let journal = self.journal.filter(|_| self.offers(algorithm));
@@ -440,6 +449,22 @@ mod tests {
         }
         let header = table.text().lines().nth(2).unwrap().to_owned();
         assert!(header.contains("one stream"), "{header}");
+    }
+
+    /// Goal: the codec alone is measured beside, with the contents compared. Method: units that requests fill and units
+    /// of which they are a part.
+    #[test]
+    fn the_codec_alone_has_rows_too() {
+        let line =
+            "x --against codec --algorithm lz4 --unit 4K --unit 128K --jobs 2 --random 5 -r 1";
+        let json = measure(line, None).unwrap().json();
+        for setting in json["settings"].as_array().unwrap() {
+            for row in setting["rows"].as_array().unwrap() {
+                assert!(row["ratio"].as_f64().unwrap() > 0.0, "{row}");
+            }
+            let sizes = &setting["sizes"];
+            assert_eq!(sizes["zfolio"]["compressed_bytes"], sizes["codec"]["compressed_bytes"]);
+        }
     }
 
     /// Goal: the kernel's device gets the same requests, is compared, and is gone afterwards.

@@ -1,4 +1,4 @@
-//! The disks that are compared: zfolio's in this process, and the kernel's device.
+//! The disks that are compared: zfolio's in this process, the kernel's device, and a codec without a disk.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::store::Key;
-use zfolio_core::zcomp::{Params, Zcomp};
+use zfolio_core::sync::Mutex;
+use zfolio_core::zcomp::{Bare, Params, Zcomp, compressed_bytes_max};
 use zfolio_core::zram::Zram;
 use zfolio_pager::PoolMappings;
 use zfolio_sys::cpu;
@@ -80,6 +81,120 @@ impl Disk for Engine {
     fn sizes(&self) -> Result<Sizes, String> {
         let stat = self.zram.mm_stat();
         Ok(Sizes { compressed_bytes: stat.compr_data_size, used_bytes: stat.mem_used_total })
+    }
+}
+
+/// The lock of a place, and that of a codec, which is taken below it.
+const RANK_PLACE: u8 = 2;
+const RANK_CODEC: u8 = 3;
+
+/// The codec alone, so that nobody's disk around this codec can be faster: each unit has a place of its own in memory
+/// that exists already. There is no checksum, no pool and no allocation.
+pub(super) struct Alone {
+    unit_bytes: usize,
+    places: Vec<Mutex<RANK_PLACE, Place>>,
+    /// One for each CPU, with room for a unit that is read or written in part.
+    codecs: Vec<Mutex<RANK_CODEC, (Bare, Vec<u8>)>>,
+}
+
+/// Where a unit is.
+struct Place {
+    bytes: Vec<u8>,
+    /// As many of them, or all if the unit is not compressed.
+    length: usize,
+}
+
+impl Place {
+    fn compress(&mut self, codec: &mut Bare, unit: &[u8]) {
+        let most = compressed_bytes_max(unit.len());
+        self.length = codec.compress(unit, &mut self.bytes[..most]).unwrap_or_else(|| {
+            self.bytes.copy_from_slice(unit);
+            unit.len()
+        });
+    }
+
+    fn decompress(&self, codec: &mut Bare, unit: &mut [u8]) -> Result<(), String> {
+        if self.length == unit.len() {
+            unit.copy_from_slice(&self.bytes);
+            return Ok(());
+        }
+        let is_good = codec.decompress(&self.bytes[..self.length], unit);
+        is_good.then_some(()).ok_or_else(|| "a unit does not decompress".to_owned())
+    }
+}
+
+impl Alone {
+    /// A disk of `bytes`, a multiple of the unit, with a codec for each CPU.
+    pub(super) fn new(params: &Params, unit: UnitOrder, bytes: usize) -> Result<Alone, String> {
+        let unit_bytes = unit.bytes();
+        let codec = |_| {
+            let codec = Bare::new(params, unit).map_err(|error| error.to_string())?;
+            Ok(Mutex::new((codec, vec![0; unit_bytes])))
+        };
+        // Written once, so that the pages exist.
+        let place = |_| Mutex::new(Place { bytes: vec![1; unit_bytes], length: unit_bytes });
+        let codecs = (0..cpu::online()).map(codec).collect::<Result<_, String>>()?;
+        let places = (0..bytes / unit_bytes).map(place).collect();
+        Ok(Alone { unit_bytes, places, codecs })
+    }
+
+    /// Calls `part` for each unit of `bytes` bytes from `at`: its place, a codec, room for a unit, where it begins in
+    /// the unit, and where in the request.
+    fn each(
+        &self,
+        at: u64,
+        bytes: usize,
+        mut part: impl FnMut(&mut Place, &mut Bare, &mut [u8], [usize; 2], usize) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let at = usize::try_from(at).map_err(|error| error.to_string())?;
+        let mut done = 0;
+        while done < bytes {
+            let (unit, first) = ((at + done) / self.unit_bytes, (at + done) % self.unit_bytes);
+            let length = (self.unit_bytes - first).min(bytes - done);
+            let mut place = self.places[unit].lock();
+            let mut codec = self.codecs[cpu::current() % self.codecs.len()].lock();
+            let (codec, room) = &mut *codec;
+            part(&mut place, codec, room, [first, first + length], done)?;
+            done += length;
+        }
+        Ok(())
+    }
+}
+
+impl Disk for Alone {
+    fn name(&self) -> &'static str {
+        "codec"
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), String> {
+        self.each(at, into.len(), |place, codec, room, [first, end], done| {
+            let into = &mut into[done..][..end - first];
+            if into.len() == room.len() {
+                return place.decompress(codec, into);
+            }
+            place.decompress(codec, room)?;
+            into.copy_from_slice(&room[first..end]);
+            Ok(())
+        })
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), String> {
+        self.each(at, from.len(), |place, codec, room, [first, end], done| {
+            let from = &from[done..][..end - first];
+            if from.len() == room.len() {
+                place.compress(codec, from);
+                return Ok(());
+            }
+            place.decompress(codec, room)?;
+            room[first..end].copy_from_slice(from);
+            place.compress(codec, room);
+            Ok(())
+        })
+    }
+
+    fn sizes(&self) -> Result<Sizes, String> {
+        let compressed_bytes = self.places.iter().map(|place| place.lock().length as u64).sum();
+        Ok(Sizes { compressed_bytes, used_bytes: (self.places.len() * self.unit_bytes) as u64 })
     }
 }
 
