@@ -69,8 +69,8 @@ unsafe impl Portal for Instant {
     }
 }
 
-/// Runs batches of both directions; returns nanoseconds per descriptor of each, and the allocations.
-fn measure(rounds: u64) -> ([f64; 2], u64) {
+/// A driver with two queues that all CPUs share.
+fn driver() -> Arc<Driver> {
     let driver = Arc::new(Driver::new(Settings::default(), vec![0; 2]));
     let queues = [1, 3].map(|device| WorkQueue {
         name: format!("wq{device}.0"),
@@ -80,7 +80,12 @@ fn measure(rounds: u64) -> ([f64; 2], u64) {
         portal: Box::new(Instant),
     });
     driver.add(queues).expect("two");
-    let backend = Iaa::new(&driver, Codes::Fixed);
+    driver
+}
+
+/// Runs batches of both directions; returns nanoseconds per descriptor of each, and the allocations.
+fn measure(driver: &Arc<Driver>, rounds: u64) -> ([f64; 2], u64) {
+    let backend = Iaa::new(driver, Codes::Fixed);
     let mut compressor = backend.compressor(UNIT).expect("there is memory");
     let mut decompressor = backend.decompressor(UNIT).expect("there is memory");
     let mut random = Random::new(seed());
@@ -120,15 +125,26 @@ fn measure(rounds: u64) -> ([f64; 2], u64) {
 
 #[test]
 fn a_batch_allocates_nothing() {
-    assert_eq!(measure(100).1, 0);
+    assert_eq!(measure(&driver(), 100).1, 0);
 }
 
 #[test]
 #[ignore = "a measurement: cargo test --release -p zfolio-iaa --test overhead -- --ignored --nocapture"]
 fn overhead_of_a_descriptor() {
     for _ in 0..5 {
-        let [compress, decompress] = measure(100_000).0;
+        let [compress, decompress] = measure(&driver(), 100_000).0;
         println!("{compress:.0} ns per compression, {decompress:.0} ns per decompression");
+    }
+    for _ in 0..5 {
+        let driver = driver();
+        let both = std::thread::scope(|scope| {
+            let threads = [(); 2].map(|()| scope.spawn(|| measure(&driver, 100_000).0));
+            threads.map(|thread| thread.join().expect("it does not panic"))
+        });
+        let [compress, decompress] = [0, 1].map(|way| f64::midpoint(both[0][way], both[1][way]));
+        println!(
+            "two threads: {compress:.0} ns per compression, {decompress:.0} ns per decompression"
+        );
     }
     let unit = unit(&mut Random::new(seed()), UNIT);
     let start = monotonic_ns();
