@@ -200,6 +200,10 @@ impl Compressor for Stream<dyn Compressor> {
 
     #[allow(unsafe_code, reason = "workers have the bytes after the call has returned")]
     unsafe fn submit(&mut self, jobs: &mut [Job<'_>]) {
+        if jobs.is_empty() {
+            // Nothing would be at work, so nobody would take the offer of it back.
+            return;
+        }
         if let [job] = jobs {
             job.answer = self.codec.compress_unit(job.source, job.dest);
             return;
@@ -235,6 +239,10 @@ impl Decompressor for Stream<dyn Decompressor> {
 
     #[allow(unsafe_code, reason = "workers have the bytes after the call has returned")]
     unsafe fn submit(&mut self, jobs: &mut [Unpack<'_>]) {
+        if jobs.is_empty() {
+            // As in the other direction.
+            return;
+        }
         if let [job] = jobs {
             job.result = self.codec.decompress(job.source, job.dest);
             return;
@@ -275,7 +283,7 @@ impl Line {
         Line { crew: Arc::clone(crew), shared, count: 0, offered: 0, polls: 0, job_ns: 0 }
     }
 
-    /// Publishes jobs, offers them to workers, and works too, until no job is left to take.
+    /// Publishes jobs, two at least, offers them to workers, and works too, until no job is left to take.
     ///
     /// # Safety
     ///

@@ -163,8 +163,9 @@ pub trait Compressor: Send {
     /// Compresses one unit to the start of `dest`.
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer;
 
-    /// Starts a batch of at most [`Backend::batch_max`] jobs. An implementer that works on several units
-    /// at once has a method of its own; this one does all of the work before it returns.
+    /// Starts a batch of at most [`Backend::batch_max`] jobs. It may be empty: then there is nothing to do. An
+    /// implementer that works on several units at once has a method of its own; this one does all of the work before it
+    /// returns.
     ///
     /// # Safety
     ///
@@ -258,7 +259,7 @@ pub trait Decompressor: Send {
         self.decompress(source, unit)
     }
 
-    /// Starts a batch of at most [`Backend::batch_max`] jobs, as [`Compressor::submit`] does.
+    /// Starts a batch of at most [`Backend::batch_max`] jobs, or of none, as [`Compressor::submit`] does.
     ///
     /// # Safety
     ///

@@ -46,6 +46,7 @@ enum Flaw {
     OtherFormat,
     Panics,
     PanicsInPoll,
+    PanicsIfEmpty,
     NeverDone,
     Sleeps,
 }
@@ -53,7 +54,7 @@ enum Flaw {
 use Flaw as F;
 
 /// Which promise each flaw breaks.
-const FOUND: [(Flaw, Promise); 28] = [
+const FOUND: [(Flaw, Promise); 29] = [
     (F::HasNoName, Promise::Name),
     (F::TakesNothing, Promise::BatchMax),
     (F::TakesTooMuch, Promise::BatchMax),
@@ -80,6 +81,7 @@ const FOUND: [(Flaw, Promise); 28] = [
     (F::SharesMemory, Promise::Streams),
     (F::Panics, Promise::NoPanic),
     (F::PanicsInPoll, Promise::NoPanic),
+    (F::PanicsIfEmpty, Promise::NoPanic),
     (F::NeverDone, Promise::Returns),
     (F::Sleeps, Promise::Returns),
 ];
@@ -263,6 +265,10 @@ impl Compressor for Stream {
         let is_done = self.is_done();
         if !is_done {
             return self.flaw == F::DoneTooEarly;
+        }
+        if jobs.is_empty() {
+            assert_ne!(self.flaw, F::PanicsIfEmpty, "there is a first job");
+            return true;
         }
         let shared = self.memory.lock().clone();
         let mut shared = shared.chunks_exact(jobs[0].source.len());
