@@ -277,7 +277,7 @@ impl Flights {
         let direction = flight.kind.direction();
         let ticket = match queues.next(self.cpu, direction) {
             Ok(ticket) => ticket,
-            Err(NoTicket::Full) => return self.wait(flight),
+            Err(NoTicket::Full) => return self.wait_for_room(flight),
             Err(NoTicket::Closed) => return Err(Failure::NoQueue),
         };
         let (slots, slot) = (&mut self.slots, flight.slot);
@@ -285,19 +285,21 @@ impl Flights {
             .with_portal(&ticket, |portal| slots.launch(slot, flight.kind, flight.lengths, portal));
         match submitted {
             Submitted::Accepted => {
-                let (calls, wq_calls, wq_bytes) = match direction {
-                    Direction::Compress => (Count::CompCalls, Wq::CompCalls, Wq::CompBytes),
-                    Direction::Decompress => (Count::DecompCalls, Wq::DecompCalls, Wq::DecompBytes),
-                };
-                self.count(calls, 1);
-                queues.count_wq(&ticket, wq_calls, 1);
-                queues.count_wq(&ticket, wq_bytes, flight.lengths[0]);
+                // As in the kernel: a verification is no call, and a job after a page fault is none again.
+                if flight.kind != Kind::Verify && flight.faults == 0 {
+                    let (calls, wq_calls) = match direction {
+                        Direction::Compress => (Count::CompCalls, Wq::CompCalls),
+                        Direction::Decompress => (Count::DecompCalls, Wq::DecompCalls),
+                    };
+                    self.count(calls, 1);
+                    queues.count_wq(&ticket, wq_calls, 1);
+                }
                 flight.ticket = Some(ticket);
                 Ok(())
             }
             Submitted::Full => {
                 queues.give_back(ticket);
-                self.wait(flight)
+                self.wait_for_room(flight)
             }
             Submitted::Gone => {
                 queues.close(&ticket);
@@ -305,6 +307,13 @@ impl Flights {
                 self.wait(flight)
             }
         }
+    }
+
+    /// Notes a try that has found no room.
+    #[cold]
+    fn wait_for_room(&self, flight: &mut Flight) -> Result<(), Failure> {
+        self.count(Count::Full, 1);
+        self.wait(flight)
     }
 
     /// Notes a try in vain.
@@ -315,7 +324,6 @@ impl Flights {
             Direction::Compress => Count::BusyComps,
             Direction::Decompress => Count::BusyDecomps,
         };
-        self.count(Count::Full, 1);
         if !flight.tries.is_last(direction, flight.kind == Kind::OnePass) {
             return Ok(());
         }
@@ -335,10 +343,16 @@ impl Flights {
             return Err(Failure::Timeout);
         };
         let ticket = flight.ticket.take().expect("FLIGHT-1");
+        let is_success = record.status & status::MASK == status::SUCCESS;
+        let done = if is_success { flight.done(&record) } else { None };
+        if let Some(done) = done {
+            // While the ticket is out: the queue's place may be another one's afterwards.
+            self.count_bytes(flight, done, &ticket);
+        }
         self.driver.queues.give_back(ticket);
         match record.status & status::MASK {
             status::SUCCESS => {
-                self.succeed(flight, &record).inspect_err(|failure| self.note(*failure))
+                self.succeed(flight, done).inspect_err(|failure| self.note(*failure))
             }
             status::PAGE_FAULT | status::PAGE_FAULT_NO_BLOCK => self.fault(flight, &record),
             _ => {
@@ -365,42 +379,45 @@ impl Flights {
         }
     }
 
-    /// Believes a success only if it can be one.
-    fn succeed(&mut self, flight: &mut Flight, record: &Record) -> Result<Option<Done>, Failure> {
-        let length = |bytes: u32| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let [source_bytes, dest_bytes] = flight.lengths;
-        let bytes = length(record.output_bytes);
-        let used_all = length(record.bytes_completed) == source_bytes;
-        let done = Done { bytes, crc: record.crc };
+    /// Counts the compressed bytes of a success, as the kernel does: those that were written, or read. A verification
+    /// counts none.
+    fn count_bytes(&self, flight: &Flight, done: Done, ticket: &Ticket) {
+        let (all, wq, bytes) = match flight.kind {
+            Kind::Fixed | Kind::OnePass => (Count::CompBytesOut, Wq::CompBytes, done.bytes),
+            Kind::Decompress => (Count::DecompBytesIn, Wq::DecompBytes, flight.lengths[0]),
+            Kind::Verify => return,
+        };
+        self.count(all, bytes);
+        self.driver.queues.count_wq(ticket, wq, bytes);
+    }
+
+    /// What follows from a success; `None`: it cannot be one.
+    fn succeed(
+        &mut self,
+        flight: &mut Flight,
+        done: Option<Done>,
+    ) -> Result<Option<Done>, Failure> {
+        let done = done.ok_or(Failure::Implausible)?;
         match flight.kind {
-            Kind::Fixed | Kind::OnePass if (1..=dest_bytes).contains(&bytes) => {
-                self.count(Count::CompBytesOut, bytes);
-                if !self.driver.settings.verify_compress {
-                    return Ok(Some(done));
-                }
+            Kind::Fixed | Kind::OnePass if self.driver.settings.verify_compress => {
                 flight.kind = Kind::Verify;
                 flight.unverified = Some(done);
-                flight.lengths = [bytes, source_bytes];
+                flight.lengths = [done.bytes, flight.lengths[0]];
                 flight.tries = Tries::default();
                 self.depart(flight).map(|()| None)
             }
-            Kind::Decompress if bytes == dest_bytes && used_all => {
-                self.count(Count::DecompBytesIn, source_bytes);
-                Ok(Some(done))
-            }
-            Kind::Verify if bytes == dest_bytes && used_all => {
+            Kind::Fixed | Kind::OnePass | Kind::Decompress => Ok(Some(done)),
+            Kind::Verify => {
                 let unverified = flight.unverified.expect("it was compressed before");
-                let is_same = unverified.crc == record.crc;
+                let is_same = unverified.crc == done.crc;
                 if is_same { Ok(Some(unverified)) } else { Err(Failure::Checksum) }
             }
-            _ => Err(Failure::Implausible),
         }
     }
 
     /// Brings in the page that was missing, and submits the job again.
     #[cold]
     fn fault(&mut self, flight: &mut Flight, record: &Record) -> Result<Option<Done>, Failure> {
-        self.count(Count::PageFaults, 1);
         // Each page of both buffers, and some more: a page may be taken away again.
         let pages = 2 * self.slots.buffer_bytes() / zfolio_sys::map::PAGE_BYTES;
         flight.faults += 1;
@@ -408,6 +425,7 @@ impl Flights {
             self.note(Failure::PageFault);
             return Err(Failure::PageFault);
         }
+        self.count(Count::PageFaults, 1);
         // Tries and polls go on from where they were: a device that answers so at the last moment, again and again,
         // holds the job up no longer than one that never answers.
         self.depart(flight).map(|()| None)
@@ -426,6 +444,22 @@ impl Drop for Flights {
         for ticket in flying.chain(&mut self.lost).filter_map(Option::take) {
             self.driver.queues.abandon(ticket);
         }
+    }
+}
+
+impl Flight {
+    /// What a record of success says, if it can be one.
+    fn done(&self, record: &Record) -> Option<Done> {
+        let length = |bytes: u32| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let [source_bytes, dest_bytes] = self.lengths;
+        let bytes = length(record.output_bytes);
+        let can_be = match self.kind {
+            Kind::Fixed | Kind::OnePass => (1..=dest_bytes).contains(&bytes),
+            Kind::Decompress | Kind::Verify => {
+                bytes == dest_bytes && length(record.bytes_completed) == source_bytes
+            }
+        };
+        can_be.then_some(Done { bytes, crc: record.crc })
     }
 }
 

@@ -48,9 +48,9 @@ pub(crate) const WQ_COUNTS: usize = Wq::DecompBytes as usize + 1;
 /// The kernel's `global_stats`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GlobalStats {
-    /// Compressions that a device did or failed at.
+    /// Compressions that a device did or failed at: each unit once, however often it was submitted.
     pub total_comp_calls: u64,
-    /// Decompressions that a device did or failed at.
+    /// Decompressions that a device did or failed at: each unit once, and none that only verified a compression.
     pub total_decomp_calls: u64,
     /// Compressions by software instead.
     pub total_sw_comp_calls: u64,
@@ -119,14 +119,16 @@ pub struct DriverStats {
     pub busy_comps: u64,
     /// Decompressions for which no descriptor was free in time.
     pub busy_decomps: u64,
-    /// Tries that found queues full.
+    /// Tries that found queues full; not those that met a device which is gone.
     pub full_retries: u64,
-    /// Page faults of devices, after each of which the job was submitted again.
+    /// Page faults of devices, after each of which the job was submitted again. One that cannot be believed, or comes
+    /// too often, ends the job and is not counted here.
     pub page_faults: u64,
     /// Records that came after their job was given up, so that its buffers could be used again.
     pub late_records: u64,
     /// Jobs whose buffers are left to a device for good, because it has not answered and may still write to them: 12
-    /// KiB for each of them with units of 4 KiB, or all buffers of a stream that has ended.
+    /// KiB for each of them with units of 4 KiB, or all buffers of a stream that has ended. No figure of memory has
+    /// what a stream got in their place.
     pub leaked_buffers: u64,
     /// Records that say what cannot be.
     pub implausible_records: u64,
@@ -184,13 +186,13 @@ impl fmt::Display for DriverStats {
 pub struct WqStats {
     /// Its name.
     pub name: String,
-    /// Compressions.
+    /// Compressions, counted as [`GlobalStats`] counts them.
     pub comp_calls: u64,
-    /// Bytes that they read.
+    /// Compressed bytes that those which succeeded wrote.
     pub comp_bytes: u64,
     /// Decompressions.
     pub decomp_calls: u64,
-    /// Bytes that they read.
+    /// Compressed bytes that those which succeeded read.
     pub decomp_bytes: u64,
 }
 

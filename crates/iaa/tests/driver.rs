@@ -122,10 +122,12 @@ fn device_and_software_read_each_other() {
             let stats = world.driver.global_stats();
             let by_software = if is_long { 21 } else { 0 };
             assert_eq!((stats.total_sw_comp_calls, stats.total_sw_decomp_calls), (by_software, 0));
-            // Each compressed unit is decompressed to verify it.
+            // Each compressed unit is decompressed to verify it, which is no call.
             let (compressed, verified) = (21 - by_software, 21 - by_software);
             assert_eq!(stats.total_comp_calls, compressed);
-            assert_eq!(stats.total_decomp_calls, 42 + verified);
+            assert_eq!(stats.total_decomp_calls, 42);
+            let accepted = world.count(|counts| counts.accepted);
+            assert_eq!(accepted, compressed + verified + 42);
             assert_eq!(world.driver.driver_stats().in_flight, 0);
         }
     }
@@ -150,10 +152,52 @@ fn figures_have_the_kernels_form() {
     );
     assert_eq!(
         world.driver.wq_stats()[0].to_string(),
-        "iaa device:\n  id: 1\n  n_wqs: 1\n  comp_calls: 1\n  comp_bytes: 4096\n  \
-         decomp_calls: 0\n  decomp_bytes: 0\n  wqs:\n    name: wq1.0\n    comp_calls: 1\n    \
-         comp_bytes: 4096\n    decomp_calls: 0\n    decomp_bytes: 0\n\n"
+        format!(
+            "iaa device:\n  id: 1\n  n_wqs: 1\n  comp_calls: 1\n  comp_bytes: {bytes}\n  \
+             decomp_calls: 0\n  decomp_bytes: 0\n  wqs:\n    name: wq1.0\n    comp_calls: 1\n    \
+             comp_bytes: {bytes}\n    decomp_calls: 0\n    decomp_bytes: 0\n\n"
+        )
     );
+}
+
+/// Goal: the figures of a queue are what the kernel's would be: compressed bytes, once they have succeeded, and each
+/// unit once. Method: a verified unit there and back; then the same where a page is missing every other time; then a
+/// unit that does not shrink, and one whose decompression fails.
+#[test]
+fn queues_count_as_the_kernel_does() {
+    let settings = Settings { verify_compress: true, ..quick() };
+    let world = World::new(settings, &[Setup::default()]);
+    let mut streams = (world.compressor(Codes::Fixed, UNIT), world.decompressor(UNIT));
+    let unit = &units(1)[0];
+    let figures = || {
+        let [device] = &world.driver.wq_stats()[..] else { panic!("there is one device") };
+        let (wq, all) = (&device.wqs[0], world.driver.global_stats());
+        let counted = [wq.comp_calls, wq.comp_bytes, wq.decomp_calls, wq.decomp_bytes];
+        let comps = [all.total_comp_calls, all.total_comp_bytes_out];
+        assert_eq!(counted[..2], comps);
+        assert_eq!(counted[2..], [all.total_decomp_calls, all.total_decomp_bytes_in]);
+        counted
+    };
+    let missing = || world.count(|counts| counts.faults[0]);
+    let set = |faults| world.models[0].set_faults(faults);
+    let mut packed = Vec::new();
+    for round in 1..=4 {
+        let answer;
+        (answer, packed) = compress_one(&mut *streams.0, unit);
+        assert_eq!(answer, Answer::Compressed(packed.len()));
+        assert_eq!(streams.1.decompress(&packed, &mut [0; UNIT]), Ok(()));
+        let bytes = u64::try_from(packed.len()).expect("a unit is short");
+        assert_eq!(figures(), [round, round * bytes, round, round * bytes]);
+        assert_eq!(missing() > 0, round > 1, "round {round}");
+        set(Faults { page: 0x8000, ..Faults::default() });
+    }
+    let [_, comp_bytes, _, decomp_bytes] = figures();
+    set(Faults::default());
+    compress_one(&mut *streams.0, &Random::new(seed()).bytes(UNIT));
+    assert_eq!(figures(), [5, comp_bytes, 4, decomp_bytes]);
+    set(Faults { status: ALWAYS, ..Faults::default() });
+    assert_eq!(streams.1.decompress(&packed, &mut [0; UNIT]), Ok(()));
+    assert_eq!(figures(), [5, comp_bytes, 5, decomp_bytes]);
 }
 
 #[test]
@@ -282,10 +326,27 @@ fn page_faults_are_resolved() {
     assert!(faults > 100, "{faults}");
     world.models[0].set_faults(Faults { page: ALWAYS, ..Faults::default() });
     let before = world.driver.global_stats();
+    let accepted = || world.count(|counts| counts.accepted);
+    let accepted_before = accepted();
     assert!(matches!(compress_one(&mut *stream, unit).0, Answer::Compressed(_)));
     let stats = world.driver.global_stats();
     assert_eq!(stats.total_sw_comp_calls, before.total_sw_comp_calls + 1);
-    assert_eq!(stats.total_comp_calls, before.total_comp_calls + 11, "two pages, and 8, and one");
+    assert_eq!(stats.total_comp_calls, before.total_comp_calls + 1, "it is one unit");
+    assert_eq!(accepted(), accepted_before + 11, "two pages, and 8, and one");
+    // After the last one it was not submitted again.
+    assert_eq!(world.driver.driver_stats().page_faults, faults + 10);
+}
+
+/// Goal: a device that is gone is not full: its figure does not grow.
+#[test]
+fn a_device_that_is_gone_is_not_counted_as_full() {
+    let world = World::new(quick(), &[Setup::default()]);
+    world.models[0].disable();
+    let (answer, packed) = compress_one(&mut *world.compressor(Codes::Fixed, UNIT), &units(1)[0]);
+    assert_eq!(answer, Answer::Compressed(packed.len()));
+    let stats = world.driver.driver_stats();
+    assert_eq!((stats.full_retries, stats.busy_comps, stats.wq_removed), (0, 0, 1));
+    assert_eq!(world.driver.global_stats().total_sw_comp_calls, 1);
 }
 
 /// Goal: a device that writes other bytes than it says is found out by verification and checksum, and its units are
