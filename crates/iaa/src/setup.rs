@@ -222,6 +222,14 @@ fn check(own: &Path, device: &Device, wanted: &Wanted) -> Result<u32, Refused> {
     for queue in &device.queues {
         let clients = queue.get("clients").unwrap_or("0");
         let (state, kind) = (queue.get("state"), queue.get("type").unwrap_or("unknown"));
+        if clients != "0" && kind == "kernel" {
+            // It counts itself, for each of its jobs.
+            return machine(format!(
+                "{} is in use by the kernel (zswap or zram by deflate-iaa): choose another algorithm there first, or \
+                 try again",
+                queue.name
+            ));
+        }
         if clients != "0" {
             return machine(format!(
                 "{} is in use by {clients} programs: end them first",

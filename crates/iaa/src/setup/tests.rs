@@ -311,6 +311,12 @@ fn bad_requests_are_refused_before_anything_is_written() {
         "iax1: wq1.0 is enabled with type 'kernel', where 'user' is needed: --replace takes it from the kernel"
     );
     kernel.set("wq1.0", "clients", "2");
+    assert_eq!(
+        refused(&one),
+        "iax1: wq1.0 is in use by the kernel (zswap or zram by deflate-iaa): choose another algorithm there first, or \
+         try again"
+    );
+    kernel.set("wq1.0", "type", "user");
     assert_eq!(refused(&one), "iax1: wq1.0 is in use by 2 programs: end them first");
     kernel.set("iax1", "pasid_enabled", "0");
     assert!(refused(&one).contains("intel_iommu=on,sm_on"));
