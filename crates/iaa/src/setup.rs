@@ -8,8 +8,9 @@
 //! - `SU-1` Everything that can be checked is checked before the first write.
 //! - `SU-2` A step that fails is undone, and all before it, in reverse order. The undo of a step does nothing where the
 //!   step had no effect, so it does not matter how far the failed one got.
-//! - `SU-3` The old configuration is read before a device is unbound: the kernel forgets it then, also that of
-//!   queues which are not asked for.
+//! - `SU-3` The old configuration is read before anything is unbound. When a queue is unbound the kernel forgets all of
+//!   its settings but size and group, and when a device is, all settings of whatever belongs to it, also of queues
+//!   which are not asked for. They are put back before the queue or the device is bound again.
 
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 
 use crate::discover::{self, DEVICES, Device, Queue, read};
 use crate::portal::hardware::Mode;
+use zfolio_sys::files;
 
 /// The driver of devices, and that of queues for programs.
 const DEVICE_DRIVER: &str = "idxd";
@@ -28,6 +30,22 @@ const QUEUE_DRIVER: &str = "user";
 
 /// What the script gives to each queue.
 const PRIORITY: &str = "10";
+
+/// Attributes of a queue that are only put back. They are not among [`Queue::SETTINGS`], which each look of a driver
+/// reads: the kernel answers with an error where one of them has no meaning, such as the retries of a dedicated queue,
+/// and a look that meets an error concludes nothing.
+const OF_QUEUE: [&str; 6] = [
+    "max_transfer_size",
+    "max_batch_size",
+    "ats_disable",
+    "prs_disable",
+    "op_config",
+    "enqcmds_retries",
+];
+
+/// Those of a group. (This device has no settings of read buffers.)
+const OF_GROUP: [&str; 4] =
+    ["traffic_class_a", "traffic_class_b", "desc_progress_limit", "batch_progress_limit"];
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,13 +69,35 @@ pub enum Refused {
     Machine(String),
 }
 
+/// What a failure says of this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The user lacks the permission.
+    Permission,
+    /// Nobody may write there, as in a container: the file system is mounted read-only.
+    ReadOnly,
+    /// Something else.
+    Other,
+}
+
+impl Cause {
+    fn of(error: &io::Error) -> Cause {
+        match error.kind() {
+            io::ErrorKind::ReadOnlyFilesystem => Cause::ReadOnly,
+            _ if error.raw_os_error() == Some(EACCES) => Cause::Permission,
+            _ => Cause::Other,
+        }
+    }
+}
+
 /// A step failed, and was undone with all before it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failed {
     /// What failed, and what the system said.
     pub why: String,
-    /// Whether the user lacks the permission.
-    pub permission: bool,
+    /// What that says of this machine.
+    pub cause: Cause,
     /// What could not be put back: nothing, unless the device is broken.
     pub left: Vec<String>,
 }
@@ -65,15 +105,20 @@ pub struct Failed {
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; ", self.why)?;
-        match &self.left[..] {
-            [] if self.permission => write!(f, "nothing was changed: run it as root"),
-            [] => write!(f, "everything is as before: the kernel's log (dmesg) may say more"),
-            left => write!(f, "these could not be put back: {}", left.join(", ")),
+        match (&self.left[..], self.cause) {
+            ([], Cause::Permission) => f.write_str("nothing was changed: run it as root"),
+            ([], Cause::ReadOnly) => {
+                f.write_str("nothing was changed: /sys is read-only here, so run it on the host")
+            }
+            ([], Cause::Other) => {
+                f.write_str("everything is as before: the kernel's log (dmesg) may say more")
+            }
+            (left, _) => write!(f, "these could not be put back: {}", left.join(", ")),
         }
     }
 }
 
-/// An attribute of a queue or an engine, and its value.
+/// An attribute of a queue, an engine or a group, and its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Setting {
     owner: String,
@@ -81,11 +126,39 @@ struct Setting {
     value: String,
 }
 
+impl Setting {
+    fn new(owner: &str, attribute: &'static str, value: impl Into<String>) -> Setting {
+        Setting { owner: owner.to_owned(), attribute, value: value.into() }
+    }
+
+    /// As it is; `None` if it is not readable.
+    fn read(sysfs: &Path, owner: &str, attribute: &'static str) -> Option<Setting> {
+        let value = read(&sysfs.join(DEVICES).join(owner), attribute)?;
+        Some(Setting::new(owner, attribute, value))
+    }
+
+    /// Its file, below sysfs.
+    fn path(&self) -> PathBuf {
+        Path::new(DEVICES).join(&self.owner).join(self.attribute)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
-    Unbind { driver: String, name: String },
-    Configure { new: Vec<Setting>, old: Vec<Setting> },
-    Bind { driver: String, name: String },
+    /// `old`: what the kernel forgets by it, of a queue.
+    Unbind {
+        driver: String,
+        name: String,
+        old: Vec<Setting>,
+    },
+    Configure {
+        new: Vec<Setting>,
+        old: Vec<Setting>,
+    },
+    Bind {
+        driver: String,
+        name: String,
+    },
 }
 
 /// The steps for all devices that are set up.
@@ -127,12 +200,16 @@ impl Plan {
         for queue in device.queues.iter().filter(enabled) {
             let driver = queue.driver.as_deref().or(queue.get("driver_name"));
             let driver = driver.unwrap_or(QUEUE_DRIVER).to_owned();
-            self.steps.push(Step::Unbind { driver, name: queue.name.clone() });
+            let mut old = as_it_is(sysfs, queue);
+            // These two stay; and the kernel would refuse the size while the device is enabled.
+            old.retain(|setting| !["size", "group_id"].contains(&setting.attribute));
+            self.steps.push(Step::Unbind { driver, name: queue.name.clone(), old });
         }
         let own = || (DEVICE_DRIVER.to_owned(), device.name.clone());
         if device.state == "enabled" {
             let (driver, name) = own();
-            self.steps.push(Step::Unbind { driver, name });
+            // Its configuration is that of the next step.
+            self.steps.push(Step::Unbind { driver, name, old: Vec::new() });
         }
         self.steps.push(configure(sysfs, device, wanted, size));
         let (driver, name) = own();
@@ -162,10 +239,15 @@ impl Plan {
         mut write: impl FnMut(&Path, &str) -> io::Result<()>,
     ) -> Result<(), Failed> {
         for (at, step) in self.steps.iter().enumerate() {
-            let Err((why, permission)) = step.apply(sysfs, &mut write) else { continue };
-            let undo = |step: &Step| step.undo(sysfs, &mut write);
-            let left = self.steps[..=at].iter().rev().flat_map(undo).collect();
-            return Err(Failed { why, permission, left });
+            let Err((why, cause)) = step.apply(sysfs, &mut write) else { continue };
+            let mut left = Vec::new();
+            for lost in self.steps[..=at].iter().rev().flat_map(|step| step.undo(sysfs, &mut write))
+            {
+                if !left.contains(&lost) {
+                    left.push(lost);
+                }
+            }
+            return Err(Failed { why, cause, left });
         }
         Ok(())
     }
@@ -248,36 +330,45 @@ fn check(own: &Path, device: &Device, wanted: &Wanted) -> Result<u32, Refused> {
     if size == 0 { machine("max_work_queues_size is too small".to_owned()) } else { Ok(size) }
 }
 
-/// The configuration of all engines and queues of a device, before and after.
+/// All settings of a queue as they are, in the order in which the kernel accepts them.
+fn as_it_is(sysfs: &Path, queue: &Queue) -> Vec<Setting> {
+    let mut all = Vec::new();
+    // The kernel refuses a threshold of 0, and sets it where a queue becomes dedicated.
+    let has_none = queue.get("threshold") == Some("0");
+    for attribute in Queue::SETTINGS {
+        // Older kernels lack some attributes.
+        let Some(value) = queue.get(attribute) else { continue };
+        if attribute == "mode" && has_none && value == "shared" {
+            all.push(Setting::new(&queue.name, attribute, "dedicated"));
+        }
+        if attribute != "threshold" || !has_none {
+            all.push(Setting::new(&queue.name, attribute, value));
+        }
+    }
+    all.extend(OF_QUEUE.into_iter().filter_map(|of| Setting::read(sysfs, &queue.name, of)));
+    all
+}
+
+/// The configuration of all engines, groups and queues of a device, before and after.
 fn configure(sysfs: &Path, device: &Device, wanted: &Wanted, size: u32) -> Step {
     let (mut new, mut old) = (Vec::new(), Vec::new());
     for engine in &device.engines {
-        let setting = |value| Setting { owner: engine.clone(), attribute: "group_id", value };
-        new.push(setting("0".to_owned()));
-        old.extend(read(&sysfs.join(DEVICES).join(engine), "group_id").map(setting));
+        new.push(Setting::new(engine, "group_id", "0"));
+        old.extend(Setting::read(sysfs, engine, "group_id"));
+    }
+    let groups = (0..).map(|index| format!("group{}.{index}", device.number));
+    for group in groups.take_while(|group| files::exists(&sysfs.join(DEVICES).join(group))) {
+        let of_group = OF_GROUP.into_iter().filter_map(|of| Setting::read(sysfs, &group, of));
+        // -1: it has not been set, and can be set to nothing else.
+        old.extend(of_group.filter(|setting| setting.value != "-1"));
     }
     for (index, queue) in device.queues.iter().enumerate() {
-        for attribute in Queue::SETTINGS {
-            // Older kernels lack some attributes.
-            let Some(was) = queue.get(attribute) else { continue };
-            let setting = |value: &str| Setting {
-                owner: queue.name.clone(),
-                attribute,
-                value: value.to_owned(),
-            };
-            // The kernel refuses a threshold of 0, and sets it where a queue becomes dedicated.
-            let has_none = queue.get("threshold") == Some("0");
-            if attribute == "mode" && has_none && was == "shared" {
-                old.push(setting("dedicated"));
-            }
-            if attribute != "threshold" || !has_none {
-                old.push(setting(was));
-            }
-            let is_wanted = index < wanted.queues;
-            new.extend(
-                value(attribute, wanted.mode, is_wanted.then_some(size)).map(|v| setting(&v)),
-            );
-        }
+        old.extend(as_it_is(sysfs, queue));
+        let size = (index < wanted.queues).then_some(size);
+        let there = Queue::SETTINGS.into_iter().filter(|of| queue.get(of).is_some());
+        new.extend(there.filter_map(|attribute| {
+            Some(Setting::new(&queue.name, attribute, value(attribute, wanted.mode, size)?))
+        }));
     }
     Step::Configure { new, old }
 }
@@ -303,11 +394,43 @@ fn value(attribute: &str, mode: Mode, size: Option<u32>) -> Option<String> {
 }
 
 /// The writes for a configuration. All sizes become 0 first, as the kernel bounds their sum at each write.
-fn writes_of(settings: &[Setting]) -> Vec<(PathBuf, String)> {
-    let path = |setting: &Setting| Path::new(DEVICES).join(&setting.owner).join(setting.attribute);
+fn writes_of(settings: &[Setting]) -> impl Iterator<Item = (PathBuf, String)> {
     let sizes = settings.iter().filter(|setting| setting.attribute == "size");
-    let zeros = sizes.map(|setting| (path(setting), "0".to_owned()));
-    zeros.chain(settings.iter().map(|setting| (path(setting), setting.value.clone()))).collect()
+    let zeros = sizes.map(|setting| (setting.path(), "0".to_owned()));
+    zeros.chain(settings.iter().map(|setting| (setting.path(), setting.value.clone())))
+}
+
+/// Puts settings back, each as far as that goes: one that is refused keeps no other one away. Returns what was refused.
+fn put_back(
+    sysfs: &Path,
+    settings: &[Setting],
+    write: &mut impl FnMut(&Path, &str) -> io::Result<()>,
+) -> Vec<String> {
+    let mut left = Vec::new();
+    for (path, text) in writes_of(settings) {
+        if has(&sysfs.join(&path), &text) {
+            continue;
+        }
+        if let Err((why, _)) = write_one(sysfs, &path, &text, write) {
+            let setting = path.strip_prefix(DEVICES).unwrap_or(&path);
+            left.push(format!("{} ({why})", setting.display()));
+        }
+    }
+    left
+}
+
+/// Writes `text` to a file below sysfs; why that failed.
+fn write_one(
+    sysfs: &Path,
+    path: &Path,
+    text: &str,
+    write: &mut impl FnMut(&Path, &str) -> io::Result<()>,
+) -> Result<(), (String, Cause)> {
+    write(&sysfs.join(path), text).map_err(|error| {
+        let path = Path::new("/sys").join(path);
+        let why = format!("'{text}' cannot be written to {}: {error}", path.display());
+        (why, Cause::of(&error))
+    })
 }
 
 impl Step {
@@ -316,9 +439,9 @@ impl Step {
             vec![(Path::new("bus/dsa/drivers").join(driver).join(what), name.clone())]
         };
         match self {
-            Step::Unbind { driver, name } => of(driver, name, "unbind"),
+            Step::Unbind { driver, name, .. } => of(driver, name, "unbind"),
             Step::Bind { driver, name } => of(driver, name, "bind"),
-            Step::Configure { new, .. } => writes_of(new),
+            Step::Configure { new, .. } => writes_of(new).collect(),
         }
     }
 
@@ -327,27 +450,19 @@ impl Step {
         &self,
         sysfs: &Path,
         write: &mut impl FnMut(&Path, &str) -> io::Result<()>,
-    ) -> Result<(), (String, bool)> {
+    ) -> Result<(), (String, Cause)> {
         for (path, text) in self.writes() {
             if matches!(self, Step::Configure { .. }) && has(&sysfs.join(&path), &text) {
                 continue;
             }
-            write(&sysfs.join(&path), &text).map_err(|error| {
-                let path = Path::new("/sys").join(&path);
-                let why = format!("'{text}' cannot be written to {}: {error}", path.display());
-                (
-                    why,
-                    error.kind() == io::ErrorKind::PermissionDenied
-                        && error.raw_os_error() == Some(EACCES),
-                )
-            })?;
+            write_one(sysfs, &path, &text, write)?;
         }
         match self {
             Step::Bind { name, .. } if !is_enabled(sysfs, name) => {
-                Err((format!("{name} was not enabled by its driver"), false))
+                Err((format!("{name} was not enabled by its driver"), Cause::Other))
             }
             Step::Unbind { name, .. } if is_enabled(sysfs, name) => {
-                Err((format!("{name} was not disabled by its driver"), false))
+                Err((format!("{name} was not disabled by its driver"), Cause::Other))
             }
             _ => Ok(()),
         }
@@ -359,24 +474,22 @@ impl Step {
         sysfs: &Path,
         write: &mut impl FnMut(&Path, &str) -> io::Result<()>,
     ) -> Vec<String> {
-        let (inverse, name) = match self.clone() {
-            Step::Unbind { driver, name } if !is_enabled(sysfs, &name) => {
-                (Step::Bind { driver, name: name.clone() }, name)
+        let (mut left, inverse, name) = match self {
+            Step::Unbind { driver, name, old } if !is_enabled(sysfs, name) => {
+                // SU-3: without its name, for one, the kernel would not bind the queue.
+                let left = put_back(sysfs, old, write);
+                (left, Step::Bind { driver: driver.clone(), name: name.clone() }, name)
             }
-            Step::Bind { driver, name } if is_enabled(sysfs, &name) => {
-                (Step::Unbind { driver, name: name.clone() }, name)
+            Step::Bind { driver, name } if is_enabled(sysfs, name) => {
+                let (driver, name_of) = (driver.clone(), name.clone());
+                (Vec::new(), Step::Unbind { driver, name: name_of, old: Vec::new() }, name)
             }
-            Step::Configure { new, old } => {
-                (Step::Configure { new: old, old: new }, "the configuration".to_owned())
-            }
+            Step::Configure { old, .. } => return put_back(sysfs, old, write),
             _ => return Vec::new(),
         };
-        inverse
-            .apply(sysfs, write)
-            .err()
-            .map(|(why, _)| format!("{name} ({why})"))
-            .into_iter()
-            .collect()
+        let failed = inverse.apply(sysfs, write).err();
+        left.extend(failed.map(|(why, _)| format!("{name} ({why})")));
+        left
     }
 }
 

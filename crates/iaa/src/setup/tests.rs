@@ -23,7 +23,8 @@ impl Drop for Kernel {
     }
 }
 
-const OFF: [(&str, &str); 11] = [
+/// A queue that nobody has set up.
+const OFF: [(&str, &str); 16] = [
     ("state", "disabled"),
     ("size", "0"),
     ("group_id", "-1"),
@@ -35,6 +36,27 @@ const OFF: [(&str, &str); 11] = [
     ("name", ""),
     ("driver_name", ""),
     ("clients", "0"),
+    ("max_transfer_size", "2097152"),
+    ("ats_disable", "0"),
+    ("prs_disable", "0"),
+    ("op_config", "000001ff"),
+    ("enqcmds_retries", "32"),
+];
+
+/// Settings that setup does not change, as a user may have chosen them.
+const CHOSEN: [(&str, &str); 4] = [
+    ("max_transfer_size", "4096"),
+    ("ats_disable", "1"),
+    ("prs_disable", "1"),
+    ("op_config", "000000f0"),
+];
+
+/// A group that nobody has set up: the traffic classes become 0 and 1 when the device is enabled.
+const UNSET: [(&str, &str); 4] = [
+    ("traffic_class_a", "-1"),
+    ("traffic_class_b", "-1"),
+    ("desc_progress_limit", "0"),
+    ("batch_progress_limit", "0"),
 ];
 
 impl Kernel {
@@ -55,6 +77,11 @@ impl Kernel {
             }
             kernel.set(&format!("engine{number}.0"), "group_id", "0");
             kernel.set(&format!("engine{number}.1"), "group_id", "-1");
+            for group in [format!("group{number}.0"), format!("group{number}.1")] {
+                UNSET.iter().for_each(|(a, v)| kernel.set(&group, a, v));
+                kernel.set(&group, "traffic_class_a", "0");
+                kernel.set(&group, "traffic_class_b", "1");
+            }
             for queue in 0..4 {
                 OFF.iter().for_each(|(a, v)| kernel.set(&format!("wq{number}.{queue}"), a, v));
             }
@@ -87,13 +114,31 @@ impl Kernel {
     }
 
     fn set(&self, owner: &str, attribute: &str, value: &str) {
-        let path = self.path(owner, attribute);
+        let (path, text) = (self.path(owner, attribute), format!("{value}\n"));
+        // A read is cheap, and a write of what is there already may not be.
+        if fs::read_to_string(&path).is_ok_and(|there| there == text) {
+            return;
+        }
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, format!("{value}\n")).unwrap();
+        fs::write(path, text).unwrap();
     }
 
     fn get(&self, owner: &str, attribute: &str) -> String {
         fs::read_to_string(self.path(owner, attribute)).unwrap().trim().to_owned()
+    }
+
+    /// A user has chosen what setup does not change, of the first queue and of the first group of each device.
+    fn choose(&self) {
+        for number in [1, 3] {
+            let queue = format!("wq{number}.0");
+            CHOSEN.iter().for_each(|(attribute, value)| self.set(&queue, attribute, value));
+            if self.get(&queue, "mode") == "shared" {
+                self.set(&queue, "enqcmds_retries", "7");
+            }
+            let group = format!("group{number}.0");
+            self.set(&group, "traffic_class_a", "3");
+            self.set(&group, "desc_progress_limit", "2");
+        }
     }
 
     fn queues_of(&self, name: &str) -> Vec<String> {
@@ -139,8 +184,12 @@ impl Kernel {
         let number =
             owner.trim_start_matches(|c: char| c.is_alphabetic()).split('.').next().unwrap();
         let device = format!("iax{number}");
-        if self.get(&device, "state") == "enabled" {
+        let is_queue = owner.starts_with("wq");
+        if (!is_queue || attribute == "size") && self.get(&device, "state") == "enabled" {
             return refuse("the device is enabled");
+        }
+        if is_queue && self.get(owner, "state") == "enabled" {
+            return refuse("the queue is enabled");
         }
         match attribute {
             "size" => {
@@ -161,6 +210,12 @@ impl Kernel {
                 }
             }
             "mode" if text == "dedicated" => self.set(owner, "threshold", "0"),
+            "enqcmds_retries" if self.get(owner, "mode") == "dedicated" => {
+                return refuse("it is for shared queues");
+            }
+            "traffic_class_a" | "traffic_class_b" if !"01234567".contains(text) => {
+                return refuse("no traffic class");
+            }
             "type" => self.set(owner, "name", ""),
             _ => {}
         }
@@ -177,16 +232,26 @@ impl Kernel {
             let fits = self.get(name, "type") == kind && self.get(name, "driver_name") == driver;
             let shared = self.get(name, "mode") == "shared" && self.get(name, "threshold") == "0";
             let is_ready = self.get(&device, "state") == "enabled" && size != "0";
-            if !is_ready || !fits || shared || self.get(name, "group_id") == "-1" {
+            let has_name = !self.get(name, "name").is_empty();
+            if !is_ready || !fits || shared || !has_name || self.get(name, "group_id") == "-1" {
                 return refuse("the queue is not configured");
             }
             symlink(format!("../drivers/{driver}"), self.path(name, "driver"))?;
+        } else {
+            for (attribute, value) in [("traffic_class_a", "0"), ("traffic_class_b", "1")] {
+                self.each_group(name, |group| {
+                    if self.get(group, attribute) == "-1" {
+                        self.set(group, attribute, value);
+                    }
+                });
+            }
         }
         self.set(name, "state", "enabled");
         Ok(())
     }
 
-    /// A device that is disabled forgets the configuration of all that belongs to it.
+    /// A queue that is disabled forgets its configuration but for size and group (`idxd_wq_disable_cleanup`), and a
+    /// device that of all that belongs to it.
     fn unbind(&self, name: &str) {
         self.set(name, "state", "disabled");
         drop(fs::remove_file(self.path(name, "driver")));
@@ -195,7 +260,19 @@ impl Kernel {
                 self.unbind(&queue);
                 OFF.iter().for_each(|(attribute, value)| self.set(&queue, attribute, value));
             }
+            self.each_group(name, |group| {
+                UNSET.iter().for_each(|(attribute, value)| self.set(group, attribute, value));
+            });
+        } else {
+            let stays = |attribute: &str| ["size", "group_id"].contains(&attribute);
+            let forgotten = OFF.iter().filter(|(attribute, _)| !stays(attribute));
+            forgotten.for_each(|(attribute, value)| self.set(name, attribute, value));
         }
+    }
+
+    fn each_group(&self, device: &str, each: impl Fn(&str)) {
+        let number = device.trim_start_matches("iax");
+        (0..2).for_each(|index| each(&format!("group{number}.{index}")));
     }
 
     fn apply(&mut self, plan: &Plan) -> Result<(), super::Failed> {
@@ -239,6 +316,7 @@ fn a_fault_at_any_write_leaves_everything_as_it_was() {
     for (name, mode) in [("fault-1", Mode::Dedicated), ("fault-2", Mode::Shared)] {
         let mut kernel = Kernel::new(name);
         for queues in [2, 3] {
+            kernel.choose();
             let before = kernel.contents();
             let plan = Plan::new(&kernel.root, &wanted(queues, mode)).unwrap();
             let mut faults = 0;
@@ -273,6 +351,32 @@ fn a_queue_that_does_not_start_is_undone_too() {
         failed.to_string(),
         "wq3.0 was not enabled by its driver; everything is as before: the kernel's log (dmesg) may say more"
     );
+    assert_eq!(kernel.contents(), before);
+}
+
+/// Goal: an attribute that the kernel does not take back is named, once, and keeps no other one from being put back.
+#[test]
+fn what_cannot_be_put_back_is_one_attribute() {
+    let mut kernel = Kernel::new("attribute");
+    kernel.choose();
+    let mut before = kernel.contents();
+    let plan = Plan::new(&kernel.root, &wanted(2, Mode::Shared)).unwrap();
+    let root = kernel.root.clone();
+    let failed = plan
+        .apply(&root, |path, text| match text {
+            "000000f0" => Err(io::Error::other("broken")),
+            "wq3.1" => Err(io::Error::other("injected")),
+            _ => kernel.write(path, text),
+        })
+        .unwrap_err();
+    let lost = |queue: &str| {
+        let path = format!("/sys/bus/dsa/devices/{queue}/op_config");
+        format!("{queue}/op_config ('000000f0' cannot be written to {path}: broken)")
+    };
+    assert_eq!(failed.left, [lost("wq3.0"), lost("wq1.0")]);
+    for queue in ["wq1.0", "wq3.0"] {
+        before.insert(kernel.path(queue, "op_config"), "000001ff\n".to_owned());
+    }
     assert_eq!(kernel.contents(), before);
 }
 
@@ -324,6 +428,19 @@ fn bad_requests_are_refused_before_anything_is_written() {
     assert!(refused(&one).contains("its configuration is fixed"));
     let none = Plan::new(Path::new("/nonexistent"), &one).unwrap_err();
     assert_eq!(none, Refused::Machine(super::NO_DEVICE.to_owned()));
+}
+
+#[test]
+fn in_a_container_the_answer_is_the_host() {
+    let kernel = Kernel::new("container");
+    let plan = Plan::new(&kernel.root, &wanted(1, Mode::Dedicated)).unwrap();
+    let read_only = |_: &Path, _: &str| Err(io::Error::from_raw_os_error(30));
+    let failed = plan.apply(&kernel.root, read_only).unwrap_err().to_string();
+    assert_eq!(
+        failed,
+        "'wq1.0' cannot be written to /sys/bus/dsa/drivers/crypto/unbind: Read-only file system (os error 30); \
+         nothing was changed: /sys is read-only here, so run it on the host"
+    );
 }
 
 #[test]
