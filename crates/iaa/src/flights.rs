@@ -292,7 +292,7 @@ impl Flights {
                         Direction::Decompress => (Count::DecompCalls, Wq::DecompCalls),
                     };
                     self.count(calls, 1);
-                    queues.count_wq(&ticket, wq_calls, 1);
+                    queues.count_wq(self.cpu, &ticket, wq_calls, 1);
                 }
                 flight.ticket = Some(ticket);
                 Ok(())
@@ -388,7 +388,7 @@ impl Flights {
             Kind::Verify => return,
         };
         self.count(all, bytes);
-        self.driver.queues.count_wq(ticket, wq, bytes);
+        self.driver.queues.count_wq(self.cpu, ticket, wq, bytes);
     }
 
     /// What follows from a success; `None`: it cannot be one.

@@ -96,14 +96,15 @@ pub enum NoTicket {
     Closed,
 }
 
+/// A queue's part, on cache lines of its own: CPUs that use different queues do not meet.
 #[derive(Debug)]
+#[repr(align(128))]
 struct Cell {
     state: AtomicU64,
     /// How many of the tickets nobody has any more.
     abandoned: AtomicU32,
     /// QUEUE-1.
     queue: Shared<Option<Queue>>,
-    counts: [Figure; WQ_COUNTS],
 }
 
 /// One CPU's part, on cache lines of its own.
@@ -115,6 +116,8 @@ struct Row {
     /// The queue after the one used last.
     cursors: [AtomicU32; 2],
     counts: [Figure; Count::ALL],
+    /// What this CPU adds to the figures of each queue. In the cells all who share a queue would wait for each other.
+    wqs: [[Figure; WQ_COUNTS]; QUEUES_MAX],
 }
 
 /// What becomes of a queue when the table is built anew.
@@ -204,13 +207,13 @@ impl Queues {
             state: AtomicU64::new(0),
             abandoned: AtomicU32::new(0),
             queue: Shared::new(None),
-            counts: std::array::from_fn(none),
         };
         let row = |cpu| Row {
             masks: std::array::from_fn(zero),
             // CPUs begin at different queues.
             cursors: std::array::from_fn(|_| AtomicU32::new(cpu)),
             counts: std::array::from_fn(none),
+            wqs: std::array::from_fn(|_| std::array::from_fn(none)),
         };
         Queues {
             cells: (0..queues).map(cell).collect(),
@@ -320,9 +323,9 @@ impl Queues {
         self.cell(&ticket).abandoned.fetch_add(1, Ordering::Release);
     }
 
-    /// Adds to the figures of a ticket's queue, and to those of `cpu`.
-    pub(crate) fn count_wq(&self, ticket: &Ticket, of: Wq, more: usize) {
-        self.cell(ticket).counts[of as usize].fetch_add(more as u64, Ordering::Relaxed);
+    /// Adds to what `cpu` has done with a ticket's queue.
+    pub(crate) fn count_wq(&self, cpu: usize, ticket: &Ticket, of: Wq, more: usize) {
+        self.row(cpu).wqs[ticket.index()][of as usize].fetch_add(more as u64, Ordering::Relaxed);
     }
 
     /// Adds to the figures of `cpu`.
@@ -367,7 +370,9 @@ impl Queues {
         let free = (0..self.cells.len()).find(|index| !taken.has(*index));
         let index = free.ok_or_else(|| Refused::TooMany { name: name() })?;
         let cell = &self.cells[index];
-        cell.counts.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        // No ticket is out, so nobody adds to them.
+        let counts = self.rows.iter().flat_map(|row| &row.wqs[index]);
+        counts.for_each(|count| count.store(0, Ordering::Relaxed));
         // SAFETY: `control` is held; and `taken` says that the cell has been closed since it was swept or made, so no
         // ticket is out (QUEUE-1, QUEUE-2).
         unsafe { cell.queue.replace(Some(queue)) };
@@ -437,8 +442,10 @@ impl Queues {
     /// Calls `each` with every queue that there is, whether it is open, and its figures.
     pub(crate) fn each(&self, mut each: impl FnMut(&Queue, bool, [u64; WQ_COUNTS])) {
         let taken = self.control.lock();
-        for cell in (0..).zip(&self.cells).filter(|it| taken.has(it.0)).map(|it| it.1) {
-            let counts = std::array::from_fn(|of| cell.counts[of].load(Ordering::Relaxed));
+        for (index, cell) in (0..).zip(&self.cells).filter(|it| taken.has(it.0)) {
+            let of_row = |row: &Row, of: usize| row.wqs[index][of].load(Ordering::Relaxed);
+            let counts =
+                std::array::from_fn(|of| self.rows.iter().map(|row| of_row(row, of)).sum());
             // Relaxed: only who holds `control` opens it, and it may close at any time.
             let is_open = cell.state.load(Ordering::Relaxed) & OPEN != 0;
             let each = |queue: &Option<Queue>| {
