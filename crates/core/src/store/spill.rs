@@ -269,18 +269,20 @@ impl<S: PageSource> Store<S> {
         }
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut done);
+        // Writes that have failed count as kept, too: only what happens below says when to stop.
+        let completed = done;
         // What was fetched last leaves if there is nothing else.
         for with_fresh in [false, true] {
             if with_fresh {
                 self.let_fresh_go(&mut side);
             }
             // One that is being read stays, and would be found again.
-            while done.written < most && done.kept == 0 {
+            while done.written - completed.written < most && done.kept == completed.kept {
                 let begin = |handle| self.row(handle).cell().begin_return_unused();
                 let Some(handle) = spill.kept.find(begin) else { break };
                 self.send_back(spill, handle, &mut done);
             }
-            if done.written + done.kept > 0 {
+            if done.written > 0 || done.kept > completed.kept {
                 break;
             }
         }

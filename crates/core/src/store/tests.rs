@@ -668,6 +668,29 @@ fn a_busy_backing_costs_no_location() {
     fixture.end();
 }
 
+/// A regression: what the backing has too did not leave the pool if a write that had failed was completed by the same
+/// call, and a client of a disk found no room. Goal: it leaves. Method: a write that fails is on its way, and others
+/// are at both.
+#[test]
+fn a_failed_write_keeps_nobody_from_returning() {
+    let mut fixture = Fixture::<Faulty>::new(unit(0));
+    fixture.store_all();
+    fixture.write_all_back();
+    (1..20).for_each(|at| fixture.check_unit(at));
+    fixture.units[20][0] ^= 1;
+    fixture.store_all();
+    let ticket = fixture.store.ticket(fixture.entries[20].as_ref().expect("it is stored"));
+    let faults = fixture.backing.faults();
+    faults.holds.store(true, Relaxed);
+    assert_eq!(fixture.store.write_back_chosen(&[ticket]).started, 1);
+    faults.fail.store(1, Relaxed);
+    faults.holds.store(false, Relaxed);
+    let done = fixture.store.return_kept(4);
+    assert_eq!((done.written, done.kept), (4, 1), "{done:?}");
+    fixture.check();
+    fixture.end();
+}
+
 /// A backing that refuses all writes; while it looks at a write, the owner ends that write's entry, if it is this one.
 #[derive(Debug, Default)]
 struct Ending {
