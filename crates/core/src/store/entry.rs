@@ -455,6 +455,15 @@ impl<W: Word> Cell<'_, W> {
         self.change(|state| (state.place() == Place::Reading).then_some(wanted(state))).ok();
     }
 
+    /// Somebody who waited to load the entry has stopped. If others wait too, it stays until enough were fetched after
+    /// it, and no longer: who waits says so again when he asks again. As in `let_go`, another entry may have the handle
+    /// by now.
+    pub(super) fn unwant(self) {
+        let may_be = |state: State| matches!(state.place(), Place::Reading | Place::Pool);
+        let is_wanted = |state: State| may_be(state) && state.0 & WANTED != 0;
+        self.change(|state| is_wanted(state).then_some(State(state.0 & !WANTED))).ok();
+    }
+
     /// The read is done, and the slot has the object. `is_kept`: the backing has the bytes too.
     pub(super) fn read(self, is_kept: bool) -> Result<(), Dead> {
         self.complete(Place::Reading, |state| {
@@ -462,7 +471,7 @@ impl<W: Word> Cell<'_, W> {
         })
     }
 
-    /// The bytes did not come.
+    /// The bytes did not come. Who waits for them, and asks again, says so again.
     pub(super) fn not_read(self, why: NotRead) -> Result<(), Dead> {
         let (bit, over) = match why {
             NotRead::Untried => (0, 0),
@@ -470,6 +479,7 @@ impl<W: Word> Cell<'_, W> {
             NotRead::Failed => (UNREAD, CAME),
             NotRead::Lost => (FAILED, CAME),
         };
+        let over = over | WANTED;
         self.complete(Place::Reading, |state| State(state.at(Place::Backing).0 & !over | bit))
     }
 

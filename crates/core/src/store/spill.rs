@@ -733,6 +733,15 @@ impl<S: PageSource> Store<S> {
         }
     }
 
+    /// Who waited for the entry of a ticket ([`Store::fetch`]) has stopped: it need not stay in the pool for him, if it
+    /// comes after all.
+    pub fn stop_waiting(&self, ticket: Ticket) {
+        let row = self.row(ticket.handle);
+        if row.checksum(row.cell().load()) == ticket.checksum {
+            row.cell().unwant();
+        }
+    }
+
     /// Whether the entry of a ticket is still on the backing, and can be fetched as far as is known.
     #[must_use]
     pub fn is_away(&self, ticket: Ticket) -> bool {
@@ -905,6 +914,7 @@ impl<S: PageSource> Store<S> {
                     spill.backing.flush();
                 }
                 Place::Reading if is_same && is_stuck => {
+                    row.cell().unwant();
                     let expected = ticket.checksum;
                     return Err(Error::Unreadable { expected, is_transient: true });
                 }

@@ -460,6 +460,9 @@ impl<S: PageSource> Zram<S> {
     pub(super) fn fetch(&self, ticket: Ticket) -> bool {
         self.store.fetch([ticket], |_| true);
         let stop = self.wait_while(|| self.store.is_coming(ticket));
+        if stop.is_some() {
+            self.store.stop_waiting(ticket);
+        }
         stop.is_none() && !self.store.is_away(ticket)
     }
 

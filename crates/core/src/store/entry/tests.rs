@@ -156,6 +156,35 @@ fn a_wanted_entry_stays_until_it_was_loaded() {
     assert_eq!(looks(), None);
 }
 
+/// A regression: an entry whose last reader had stopped waiting stayed in the pool for good. Goal: it stays as long as
+/// any other that was fetched. Method: the reader stops before the read has ended, after it, or when it has failed.
+#[test]
+#[cfg(not(feature = "loom"))]
+fn an_entry_that_nobody_waits_for_any_more_leaves() {
+    let words = row();
+    let cell = Row(&words).cell();
+    let looks = || (1..10).find(|_| cell.begin_write(None).is_some());
+    for stops in ["before", "after", "failed"] {
+        cell.0.store(Place::Backing as u32, super::Relaxed);
+        assert_eq!(cell.begin_read(true), Ok(()));
+        match stops {
+            "before" => cell.unwant(),
+            "failed" => {
+                assert_eq!(cell.not_read(NotRead::Failed), Ok(()));
+                assert_eq!(cell.begin_read(false), Ok(()));
+            }
+            _ => {}
+        }
+        assert_eq!(cell.read(false), Ok(()));
+        if stops == "after" {
+            cell.unwant();
+        }
+        assert_eq!(looks(), None, "{stops}: it is fresh");
+        cell.let_go();
+        assert_eq!(looks(), Some(AGES), "{stops}");
+    }
+}
+
 /// Goal: an entry that was fetched stays until it was loaded, or let go.
 #[test]
 #[cfg(not(feature = "loom"))]

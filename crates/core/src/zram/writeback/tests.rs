@@ -633,6 +633,43 @@ fn a_read_that_never_ends_hangs_nobody() {
     (0..8).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
 }
 
+/// A backing that ends nothing as long as it holds, however often somebody pauses.
+#[derive(Debug)]
+struct Holding(Faulty);
+
+impl Backing for Holding {
+    fn submit(&self, requests: &mut [Request<'_>]) {
+        self.0.submit(requests);
+    }
+    fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
+        self.0.poll(each);
+    }
+    fn discard(&self, location: Location, length: usize) {
+        self.0.discard(location, length);
+    }
+    fn pause(&self) {}
+}
+
+/// A regression: a unit that came after its reader had given up stayed in memory, wanted for ever: each time that the
+/// backing stood still took a part of `mem_limit` for good. Goal: it makes room like any other that was fetched.
+/// Method: both ways to wait for a unit, and reads that end only after that.
+#[test]
+fn a_unit_whose_reader_has_given_up_leaves_memory() {
+    let backing = Faulty::new(16 << 20);
+    let disk = disk_on(Box::new(Holding(backing.clone())), 0, 4, "none");
+    (0..2).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    assert_eq!(disk.write_back(0, &Chosen::Huge).units, 2);
+    backing.faults().holds.store(true, Relaxed);
+    disk.read(0, 0, &mut vec![0; PAGE]).unwrap_err();
+    let ticket = disk.away(&disk.table.get(1).unwrap().lock()).unwrap();
+    assert!(!disk.fetch(ticket));
+    backing.faults().holds.store(false, Relaxed);
+    disk.store.drain();
+    assert_eq!(disk.store.spill_stats().kept, 2, "both have come");
+    assert_eq!(disk.store.return_kept(2).written, 2);
+    (0..2).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+}
+
 /// Goal: what was not used for long is written back by itself, within the budget, and goes on when there is more.
 #[test]
 fn old_units_are_written_back_within_the_budget() {
