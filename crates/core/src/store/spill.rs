@@ -76,7 +76,8 @@ pub(crate) const STUCK_PAUSES: u32 = 30_000;
 
 /// Walks that find nothing, while nothing is fetched, until what was fetched last may leave. Who lacks memory walks
 /// again and again, and a read takes as long as about a hundred walks. With 2 walks a quarter of what was prefetched
-/// left before it was used, and was read again.
+/// left before it was used, and was read again. While a read is on its way no walk counts, however long the disk takes:
+/// what is held meanwhile is bounded (`fresh.rs`).
 const VAIN_WALKS: u32 = 256;
 
 /// The same where entries were chosen: somebody wants these to leave.
@@ -103,12 +104,15 @@ pub(super) struct Spill {
 struct Side {
     /// The row that the walker looks at next.
     hand: u32,
-    /// The bytes of the writes that were accepted and are not completed.
+    /// The writes that were accepted and are not completed, and their bytes.
+    writing: usize,
     writing_bytes: usize,
     fresh: Fresh,
     /// Entries that had been fetched when a walk found nothing, and how many walks have found nothing since then.
     fetched: u64,
     vain_walks: u32,
+    /// The pool had no room for what came last.
+    lacked_room: bool,
 }
 
 type Held<'a> = Guard<'a, RANK_BACKING, Side>;
@@ -193,10 +197,12 @@ impl Spill {
     pub(super) fn new(backing: Box<dyn Backing>) -> Spill {
         let side = Mutex::new(Side {
             hand: 0,
+            writing: 0,
             writing_bytes: 0,
             fresh: Fresh::new(),
             fetched: 0,
             vain_walks: 0,
+            lacked_room: false,
         });
         let (kept, counters) = (Kept::new(), Counters::default());
         let [is_walked, lacks_room] = [const { AtomicBool::new(false) }; 2];
@@ -232,7 +238,11 @@ impl<S: PageSource> Store<S> {
             }
         }
         self.end_write_back(spill, &mut side, &mut done);
-        self.note_vain_walk(spill, &mut side, &done, VAIN_WALKS);
+        // What is being read may have no room before others leave.
+        let is_reading = spill.in_flight.count() > side.writing;
+        if !is_reading || side.lacked_room {
+            self.note_vain_walk(spill, &mut side, &done, VAIN_WALKS);
+        }
         done
     }
 
@@ -390,6 +400,7 @@ impl<S: PageSource> Store<S> {
         for (handle, refused) in handles.into_iter().flatten().zip(refused) {
             match refused {
                 None => {
+                    side.writing += 1;
                     side.writing_bytes += self.pool.length_anywhere(handle);
                     done.started += 1;
                 }
@@ -463,6 +474,7 @@ impl<S: PageSource> Store<S> {
             add(&spill.counters.completed, 1);
             let place = self.row(handle).cell().load().place();
             if matches!(place, Place::Writing | Place::WritingDead) {
+                side.writing -= 1;
                 side.writing_bytes -= self.pool.length_anywhere(handle);
                 add(&spill.counters.writes_ended, 1);
             }
@@ -646,8 +658,10 @@ impl<S: PageSource> Store<S> {
             self.not_fetched(spill, handle, NotRead::Lost);
         } else if self.pool.bring_back(handle, bytes).is_err() {
             spill.lacks_room.store(true, Relaxed);
+            side.lacked_room = true;
             self.not_fetched(spill, handle, NotRead::NoRoom);
         } else {
+            side.lacked_room = false;
             let location = Location::new(away.place).expect("a slot keeps a location");
             let is_kept = self.keep_location(spill, handle, location);
             self.count_left(spill, away.length, cell.load());

@@ -52,6 +52,7 @@ on_each_backing! {
     a_child_counts_from_zero,
     a_child_waits_for_no_unit,
     what_was_fetched_outlasts_walks,
+    what_was_fetched_outlasts_walks_beside_a_slow_read,
     the_oldest_go_first,
     the_incompressible_go_first,
     the_chosen_go_whatever_their_age,
@@ -366,6 +367,63 @@ fn what_was_fetched_outlasts_walks<B: Breakable>() {
     }
     let walks = (100..1000).find(|_| fixture.store.write_back(8).written > 0);
     assert!(walks.is_some() && fixture.store.is_away(ticket), "{walks:?}");
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: the same while a read is on its way, however long it takes: on a disk that is slower than 256 walks a quarter
+/// was read again. Method: a read whose completion is kept back, and many walks.
+fn what_was_fetched_outlasts_walks_beside_a_slow_read<B: Breakable>() {
+    let mut fixture = Fixture::<B>::new(unit(0));
+    fixture.store_all();
+    fixture.write_all_back();
+    let [first, slow] = [1, 2]
+        .map(|at: usize| fixture.store.ticket(fixture.entries[at].as_ref().expect("it is stored")));
+    fixture.store.fetch([first], |_| false);
+    fixture.store.drain();
+    fixture.backing.faults().holds.store(true, Relaxed);
+    fixture.store.fetch([slow], |_| false);
+    for walk in 0..1000 {
+        assert_eq!(fixture.store.write_back(8).written, 0, "walk {walk}");
+    }
+    assert!(fixture.store.is_coming(slow) && !fixture.store.is_away(first));
+    fixture.backing.behave();
+    fixture.store.drain();
+    let walks = (0..1000).find(|_| fixture.store.write_back(8).written > 0);
+    assert!(walks.is_some() && fixture.store.is_away(first), "{walks:?}");
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: where what comes has no room, what was fetched before and not loaded leaves, although somebody always has a
+/// read on its way: else they would all wait for ever. Method: a source that has no more pages, and a read whose
+/// completion is kept back.
+#[test]
+fn what_was_fetched_makes_room_for_what_comes() {
+    let mut fixture = Fixture::<Faulty>::new(unit(0));
+    fixture.units = (0..64).map(|at| bytes(at, 4096)).collect();
+    fixture.entries = fixture.units.iter().map(|_| None).collect();
+    fixture.store_all();
+    fixture.write_all_back();
+    let ticket = |at: usize| fixture.store.ticket(fixture.entries[at].as_ref().expect("stored"));
+    fixture.store.fetch((0..32).map(ticket), |_| false);
+    fixture.store.drain();
+    fixture.store.pool().trim();
+    fixture.world.bound(fixture.world.pages.load(Relaxed));
+    let without_room = (32..63).find(|at| {
+        fixture.store.fetch([ticket(*at)], |_| true);
+        fixture.store.drain();
+        fixture.store.lacks_room()
+    });
+    assert!(without_room.is_some(), "there was always room");
+    fixture.backing.faults().holds.store(true, Relaxed);
+    fixture.store.fetch([ticket(63)], |_| true);
+    assert_eq!(fixture.store.in_flight().0, 1);
+    let walks = (0..1000).find(|_| fixture.store.write_back(8).written > 0);
+    assert!(walks.is_some(), "nothing leaves");
+    fixture.backing.behave();
+    fixture.store.drain();
+    fixture.world.bound(usize::MAX);
     fixture.check();
     fixture.end();
 }
