@@ -17,9 +17,11 @@ use crate::zsmalloc::Handle;
 /// The bytes of the entries that stay, beside the newest: a prefetching thread has about half of it on its way.
 const BYTES: usize = 1 << 20;
 
-/// As many entries stay at most, and so many at least, however large they are.
+/// As many entries stay at most, and so many at least, however large they are: the unit of a fault, and the two beyond
+/// it, which are the smallest window of a walk. Of units of 2 MiB these are 6 MiB, and all that may be held against who
+/// lacks memory.
 const COUNT: usize = 512;
-const COUNT_MIN: usize = 16;
+const COUNT_MIN: usize = 3;
 
 /// See the module.
 #[derive(Debug)]
@@ -57,6 +59,23 @@ impl Fresh {
 mod tests {
     use super::{BYTES, COUNT, COUNT_MIN, Fresh};
     use crate::zsmalloc::Handle;
+
+    /// A regression: 16 units stayed at least, 32 MiB of units of 2 MiB. Goal: what stays of large units is little.
+    #[test]
+    fn large_entries_hold_little_memory() {
+        for length in [1 << 16, 1 << 18, 1 << 20, 1 << 21] {
+            let mut fresh = Fresh::new();
+            for number in 0..100 {
+                fresh.push(Handle::from_index(number), length, |_| {});
+                assert!(
+                    fresh.bytes <= (BYTES + length).max(3 * length),
+                    "{length}: {}",
+                    fresh.bytes
+                );
+            }
+            assert!(fresh.queue.len() >= 3, "{length}: a walk needs them");
+        }
+    }
 
     /// Goal: the entries that stay are the newest, of [`BYTES`] in all, but [`COUNT_MIN`] at least and [`COUNT`] at
     /// most.
