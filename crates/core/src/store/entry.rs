@@ -426,10 +426,12 @@ impl<W: Word> Cell<'_, W> {
     }
 
     /// From now on the entry is in the pool only: its location is needed for another, or its owner wants none. False:
-    /// the entry is on its way out, or ending.
+    /// the entry is on its way out, or ending; or what is in the pool is damaged, so that the backing has the only good
+    /// copy.
     pub(super) fn give_up(self) -> bool {
         let is_at_both = |state: State| state.place() == Place::Pool && state.is_kept();
-        self.change(|state| is_at_both(state).then(|| state.kept(false))).is_ok()
+        let may_give = |state: State| is_at_both(state) && !state.has_failed();
+        self.change(|state| may_give(state).then(|| state.kept(false))).is_ok()
     }
 
     /// The write failed, or somebody reads the object: it stays in the pool.

@@ -95,6 +95,7 @@ fn a_damaged_object_spoils_no_good_copy() {
     cell.protect();
     cell.spoil();
     assert!(cell.load().has_failed());
+    assert!(!cell.give_up(), "the backing has the only good copy");
     assert!(!write().is_in_doubt(), "the backing has had it");
     assert_eq!((cell.begin_read(true), cell.read(false)), (Ok(()), Ok(())));
     cell.protect();
