@@ -407,11 +407,14 @@ impl Core {
             core.threads.push(spawn("zfolio-worker", signal::block_all, guarded)?);
         }
         for disk in engine.disks() {
-            let guarded = move || {
-                let _guard = fatal::NoUnwind;
-                disk.serve();
-            };
-            core.threads.push(spawn("zfolio-disk", signal::block_all, guarded)?);
+            for _ in 0..disk.threads_needed() {
+                let disk = Arc::clone(&disk);
+                let guarded = move || {
+                    let _guard = fatal::NoUnwind;
+                    disk.serve();
+                };
+                core.threads.push(spawn("zfolio-disk", signal::block_all, guarded)?);
+            }
         }
         Ok(core)
     }

@@ -90,7 +90,8 @@ const PATIENCE: usize = 20;
 /// After so many tries in vain to make room in the pool for what was read, a second at least, a line says so.
 const PATIENCE_FOR_ROOM: u32 = 1000;
 
-/// The pause before another try to open an area; after one on a device that others have, who may end.
+/// The pause before another try to open an area, or to start a thread for a disk; after one on a device that others
+/// have, who may end.
 const SHUT_NS: u64 = 10_000_000_000;
 const TAKEN_NS: u64 = 1_000_000_000;
 
@@ -158,6 +159,8 @@ pub(crate) struct Spilling {
     shut_until_ns: AtomicU64,
     /// Others have all of a device: the next look whether they still do comes after this time.
     no_part_until_ns: AtomicU64,
+    /// There was no thread for a disk: the next try comes after this time.
+    no_thread_until_ns: AtomicU64,
     /// Why no area could be opened was told.
     has_complained: AtomicBool,
     /// Tries in vain to make room in the pool for what was read, since one succeeded.
@@ -221,6 +224,7 @@ impl Spilling {
         self.still_until_ns.store(0, Relaxed);
         self.shut_until_ns.store(0, Relaxed);
         self.no_part_until_ns.store(0, Relaxed);
+        self.no_thread_until_ns.store(0, Relaxed);
         self.wants_place.store(false, Relaxed);
         self.cold.start_over();
         *self.event_tries.lock() = Tries::default();
@@ -275,7 +279,7 @@ impl Tickets {
 }
 
 impl Engine {
-    /// The disks that are spilled to. Each needs a thread.
+    /// The disks that are spilled to. Each needs threads ([`SpillDisk::threads_needed`]).
     pub(crate) fn disks(&self) -> Vec<Arc<SpillDisk>> {
         self.work.place.as_ref().map(Place::disks).unwrap_or_default()
     }
@@ -297,11 +301,19 @@ impl Engine {
         }
     }
 
-    /// Opens areas to write to, if that is wanted; and looks after what forks have left. Called by the
-    /// background thread, without a lock.
+    /// Opens areas to write to, if that is wanted; and looks after what forks have left, and after rings that have
+    /// stopped working. Called by the background thread, without a lock.
     fn look_after_place(&self) {
         let (Some(place), spilling) = (&self.work.place, &self.work.spilling) else { return };
         let (now, is_wanted) = (self.now_ns(), spilling.wants_place.swap(false, Relaxed));
+        if now >= spilling.no_thread_until_ns.load(Relaxed) {
+            let table = self.table.read();
+            if !self.work.settling.load(Relaxed) && !place.start_threads() {
+                // Each try may take some milliseconds.
+                spilling.no_thread_until_ns.store(now + SHUT_NS, Relaxed);
+            }
+            drop(table);
+        }
         let is_due = is_wanted || now - spilling.looked_ns.load(Relaxed) >= LOOK_NS;
         if place.is_forked() && is_due {
             spilling.looked_ns.store(now, Relaxed);

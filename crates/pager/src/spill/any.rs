@@ -47,6 +47,26 @@ impl SpillDisk {
         either!(self, serve);
     }
 
+    /// How many threads must serve now so that nobody who flushes waits for the medium: one where plain calls do the
+    /// work, or where whoever flushes may not send; and one that discards, which takes long on a device.
+    #[must_use]
+    pub fn threads_needed(&self) -> u32 {
+        let is_sent = matches!(self, SpillDisk::Uring(disk) if disk.is_sent_by_thread());
+        u32::from(is_sent || !self.is_by_ring()) + u32::from(self.medium().is_device())
+    }
+
+    /// Starts the threads that are needed now and were not started before. False: one is not to be had.
+    pub(super) fn start_threads(self: &Arc<SpillDisk>, start: fn(Arc<SpillDisk>) -> bool) -> bool {
+        let needed = self.threads_needed();
+        while either!(&**self, book_thread, needed) {
+            if !start(Arc::clone(self)) {
+                either!(&**self, cancel_thread);
+                return false;
+            }
+        }
+        true
+    }
+
     /// Whether threads serve.
     #[cfg(test)]
     pub(super) fn is_served(&self) -> bool {

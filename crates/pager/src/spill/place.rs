@@ -500,7 +500,7 @@ impl Place {
         open.thread = zfolio_sys::cpu::thread_id();
         let added = opened.into_iter().try_for_each(|new| {
             let (id, disk) = new.add_to(areas)?;
-            self.start_thread(&disk);
+            self.start_threads_of(&disk);
             open.disks.push((id, disk));
             Ok(())
         });
@@ -509,12 +509,17 @@ impl Place {
         if self.hooks.get().is_some() && self.is_open() { Ok(()) } else { added }
     }
 
-    /// Starts a thread for what io_uring does not do: everything where there is none, and discards of a device.
-    fn start_thread(&self, disk: &Arc<SpillDisk>) {
-        let is_needed = matches!(**disk, SpillDisk::Plain(..)) || disk.medium().is_device();
-        if let Some(hooks) = self.hooks.get().filter(|_| is_needed) {
-            (hooks.start)(Arc::clone(disk));
-        }
+    /// Starts threads for what io_uring does not do: everything where there is none, and discards of a device. False:
+    /// one is not to be had.
+    fn start_threads_of(&self, disk: &Arc<SpillDisk>) -> bool {
+        self.hooks.get().is_none_or(|hooks| disk.start_threads(hooks.start))
+    }
+
+    /// Starts the threads that disks have come to need since they were opened: where a ring has stopped working, plain
+    /// calls do everything, and whoever flushes, with locks held, must not wait for them. False: one is not to be had.
+    /// The caller holds the table, and no thread is about to fork.
+    pub(crate) fn start_threads(&self) -> bool {
+        self.open.lock().disks.iter().all(|(_, disk)| self.start_threads_of(disk))
     }
 
     /// Notes which kinds of areas there are.
@@ -600,7 +605,7 @@ impl Place {
         self.areas.clone()
     }
 
-    /// Each needs a thread that calls [`SpillDisk::serve`].
+    /// Each needs threads that call [`SpillDisk::serve`]: see [`SpillDisk::threads_needed`].
     pub(crate) fn disks(&self) -> Vec<Arc<SpillDisk>> {
         self.open.lock().disks.iter().map(|(_, disk)| Arc::clone(disk)).collect()
     }
@@ -757,7 +762,7 @@ impl Place {
             };
             let disk = Arc::new(disk);
             if threads {
-                self.start_thread(&disk);
+                self.start_threads_of(&disk);
             }
             let boxed = Box::new(Shared(Arc::clone(&disk)));
             match areas.replace_disk(id, boxed) {

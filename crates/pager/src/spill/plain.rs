@@ -1,7 +1,8 @@
 //! A disk by plain system calls: `pread`, `pwrite`, `fallocate`.
 //!
 //! One or two threads of its own carry the transfers out, if somebody lends them ([`Plain::serve`]). Without threads
-//! [`Disk::flush`] carries them out itself, and then it waits for the medium.
+//! [`Disk::flush`] carries them out itself, and then it waits for the medium. A device needs two: a discard takes long,
+//! and one thread at a time carries one out (`QUEUE-3`).
 //!
 //! # Concurrency
 //!
@@ -47,6 +48,8 @@ pub struct Plain {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) queue: Queue,
+    /// Threads that were started, or are about to be ([`Plain::book_thread`]).
+    booked: u32,
     /// Threads that serve, and those of them that sleep.
     threads: u32,
     idle: u32,
@@ -72,7 +75,7 @@ impl Plain {
     pub fn new(medium: Medium, depth: usize, ended: Arc<EventFd>) -> Plain {
         // A device may take long to discard, and rings have no request for that before Linux 6.12.
         let queue = Queue::new(depth, medium.is_device());
-        let state = State { queue, threads: 0, idle: 0, pausing: 0, is_stopping: false };
+        let state = State { queue, booked: 0, threads: 0, idle: 0, pausing: 0, is_stopping: false };
         Plain {
             medium,
             state: Mutex::new(state),
@@ -176,6 +179,19 @@ impl Plain {
         self.state.lock()
     }
 
+    /// Counts a thread that is about to be started, unless there are as many as are `needed`.
+    pub(super) fn book_thread(&self, needed: u32) -> bool {
+        let mut state = self.state.lock();
+        let is_needed = state.booked < needed && !state.is_stopping;
+        state.booked += u32::from(is_needed);
+        is_needed
+    }
+
+    /// A thread that was booked was not to be had.
+    pub(super) fn cancel_thread(&self) {
+        self.state.lock().booked -= 1;
+    }
+
     /// Whether threads serve.
     pub(super) fn is_served(&self) -> bool {
         let state = self.state.lock();
@@ -184,9 +200,14 @@ impl Plain {
 
     /// Has work of `share` carried out: by the threads that serve, or here.
     pub(super) fn run(&self, share: Share) {
+        self.run_by(share, u32::MAX);
+    }
+
+    /// The same; wakes `most` idle threads at most.
+    pub(super) fn run_by(&self, share: Share, most: u32) {
         let state = self.state.lock();
         if state.threads > 0 && !state.is_stopping {
-            return self.want_threads(state, share);
+            return self.want_threads(state, share, most);
         }
         drop(state);
         self.run_here(share);
@@ -204,15 +225,15 @@ impl Plain {
         }
     }
 
-    /// Wakes idle threads if there is work for them.
-    fn want_threads(&self, state: Guard<'_, { rank::DISK }, State>, share: Share) {
+    /// Wakes idle threads, `most` at most, if there is work for them.
+    fn want_threads(&self, state: Guard<'_, { rank::DISK }, State>, share: Share, most: u32) {
         if state.idle == 0 || !state.queue.has_work(share) {
             return;
         }
         self.wanted.fetch_add(1, Relaxed);
         let idle = state.idle;
         drop(state);
-        futex::wake(&self.wanted, idle);
+        futex::wake(&self.wanted, idle.min(most));
     }
 
     fn carry_out(&self, work: Work, thread: Thread) {

@@ -14,6 +14,8 @@
 //! - `QUEUE-1` At most `depth` transfers are waiting, under way or ended; so no list grows after set-up.
 //! - `QUEUE-2` A discard and a transfer of one of its slots are carried out in the order in which they were accepted.
 //!   So what is written after a discard stays, and what is read before it was there.
+//! - `QUEUE-3` Plain calls carry out one discard of a device at a time: it may take long, and of two threads that serve
+//!   one is there for transfers.
 //!
 //! # Concurrency
 //!
@@ -226,7 +228,7 @@ impl Queue {
         })
     }
 
-    /// The place of the next discard to take: one that overlaps no earlier transfer (`QUEUE-2`).
+    /// The place of the next discard to take: one that overlaps no earlier transfer (`QUEUE-2`, `QUEUE-3`).
     fn choose_discard(&self, share: Share) -> Option<usize> {
         let is_meant = match share {
             Share::All => true,
@@ -234,7 +236,8 @@ impl Queue {
             Share::Calls => self.discards_by_calls || self.is_without_ring,
         };
         let may_go = |discard: &Discard| !self.is_used_before(discard);
-        if is_meant { self.discards.iter().position(may_go) } else { None }
+        let is_one_out = self.discards_by_calls && !self.discards_out.is_empty();
+        if is_meant && !is_one_out { self.discards.iter().position(may_go) } else { None }
     }
 
     /// Whether a transfer of these slots that was accepted earlier has not ended (`QUEUE-2`).

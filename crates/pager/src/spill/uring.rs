@@ -161,6 +161,21 @@ impl Uring {
         self.calls.is_served()
     }
 
+    /// Whether a thread of the disk's own sends, and not whoever flushes.
+    pub(super) fn is_sent_by_thread(&self) -> bool {
+        self.sender == Sender::Thread
+    }
+
+    /// See [`Plain::book_thread`].
+    pub(super) fn book_thread(&self, needed: u32) -> bool {
+        self.calls.book_thread(needed)
+    }
+
+    /// See [`Plain::cancel_thread`].
+    pub(super) fn cancel_thread(&self) {
+        self.calls.cancel_thread();
+    }
+
     /// See [`Plain::wake`].
     pub fn wake(&self) {
         self.calls.wake();
@@ -422,7 +437,9 @@ impl Disk for Uring {
 
     fn flush(&self) {
         if self.sender == Sender::Thread && self.calls.is_served() {
-            return self.calls.run(Share::All);
+            // One thread sends all, and the other is there for when that one discards.
+            let most = if self.is_broken() { u32::MAX } else { 1 };
+            return self.calls.run_by(Share::All, most);
         }
         self.send();
         self.calls.run(self.rest());

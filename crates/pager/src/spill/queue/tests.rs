@@ -264,3 +264,25 @@ fn without_a_ring_all_is_for_plain_calls() {
     assert!(matches!(queue.take(Share::Calls), Some(Work::Discard(_))));
     assert!(queue.take(Share::Calls).is_none());
 }
+
+/// A regression: reads of a device waited for its discards, since the one thread that began them discarded; two threads
+/// could both have done so. Goal: one discard of a device at a time, and transfers meanwhile. A file's are short.
+#[test]
+fn a_device_is_read_while_it_discards() {
+    let mut queue = Queue::new(DEPTH, true);
+    queue.discard(0, 4);
+    queue.discard(8, 4);
+    let Some(Work::Discard(first)) = queue.take(Share::Calls) else { panic!("nothing to do") };
+    for share in [Share::Calls, Share::All] {
+        assert!(!queue.has_work(share) && queue.take(share).is_none());
+    }
+    queue.begin(transfer(1, Direction::Read, 16, 1, 0)).unwrap();
+    assert!(matches!(queue.take(Share::All), Some(Work::Transfer(_))));
+    queue.end_discard(first, Ok(()));
+    assert!(matches!(queue.take(Share::Calls), Some(Work::Discard(_))));
+
+    let mut queue = Queue::new(DEPTH, false);
+    queue.discard(0, 4);
+    queue.discard(8, 4);
+    assert!((0..2).all(|_| matches!(queue.take(Share::Ring), Some(Work::Discard(_)))));
+}

@@ -8,7 +8,10 @@ use zfolio_core::testing::{Random, seed};
 use zfolio_sys::{Errno, disk};
 
 use super::faults::fill;
-use super::{Medium, alone, assert_holds, directory, model, on_each_kind, read, write};
+use super::{
+    KINDS, Kind, Medium, Sender, alone, assert_holds, directory, make, medium, model, on_each_kind,
+    read, write,
+};
 use crate::spill::Refusal;
 
 const SLOT: u64 = SLOT_BYTES as u64;
@@ -136,6 +139,27 @@ fn a_device_agrees_with_a_model() {
         },
         |disk, _| model::play(disk, &mut Random::new(seed), 1000),
     );
+}
+
+/// Goal: a disk is given a thread for what plain calls carry out, and a device one more, so that nobody who reads waits
+/// for a discard.
+#[test]
+fn a_device_has_a_thread_for_its_discards() {
+    let Some(directory) = directory() else { return };
+    let needed = |medium: Medium, kind| make(kind, medium).map(|disk| disk.threads_needed());
+    let by_file = |kind| match kind {
+        Kind::Plain(_) | Kind::Uring(Sender::Thread, _) => 1,
+        Kind::Uring(Sender::Caller, _) => 0,
+    };
+    for kind in KINDS {
+        let found = needed(medium(&directory, 64 * SLOT), kind);
+        assert!(found.is_none_or(|found| found == by_file(kind)), "{kind:?}: {found:?}");
+    }
+    let Some(device) = Loop::new("threads", 64 * SLOT) else { return };
+    for kind in KINDS {
+        let found = needed(Medium::open(&device.device, 1 << 40, 0).unwrap(), kind);
+        assert!(found.is_none_or(|found| found == by_file(kind) + 1), "{kind:?}: {found:?}");
+    }
 }
 
 /// Goal: an error of the medium is an error of the transfer, and only of that one. Method: a loop device over a file

@@ -4,7 +4,8 @@
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use zfolio_core::store::Backing;
 use zfolio_core::store::backing::{Completed, Location, Operation, Request, Token};
@@ -16,16 +17,21 @@ use zfolio_sys::testing::{IO_URING, forbid_calls, forbid_direct, in_child};
 use zfolio_sys::{Errno, disk, files};
 
 use super::directory;
-use crate::spill::Sender;
 use crate::spill::place::{
     Hooks, Lent, Place, PlaceError, Places, SPILL_BYTES_MIN, Ways, is_direct,
 };
+use crate::spill::{Sender, SpillDisk};
 
 /// A place in a directory, with an area. The calling thread carries out all transfers.
 fn opened(directory: PathBuf) -> Place {
+    opened_with(directory, None)
+}
+
+fn opened_with(directory: PathBuf, hooks: Option<Hooks>) -> Place {
     let paths = vec![(directory, 0)];
     let places = Places { paths, limit_bytes: Some(SPILL_BYTES_MIN), ..Places::default() };
     let place = Place::new(&places, SPILL_BYTES_MIN, SLOT_BYTES, Sender::Caller).unwrap();
+    hooks.into_iter().for_each(|hooks| place.open_when_needed(hooks));
     assert_eq!(place.ways(), None, "nothing is open");
     let disks = place.open(place.plan().unwrap()).unwrap();
     place.add(place.new_areas(), disks).unwrap();
@@ -70,6 +76,54 @@ fn a_ring_that_has_stopped_working_is_told() {
         for location in [first, second] {
             place.backing().discard(location, SLOT_BYTES);
         }
+        place.close();
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+/// A regression: where io_uring was forbidden after the file had been opened, whoever flushed, with the store and the
+/// table locked, carried out all transfers, so that all faults waited for each read. Goal: the disk gets one thread for
+/// that, once there is one to be had. Method: a filter that forbids the ring after the first write.
+#[test]
+fn a_ring_that_has_stopped_working_gets_a_thread() {
+    static MAY_START: AtomicBool = AtomicBool::new(false);
+    static TRIES: AtomicU32 = AtomicU32::new(0);
+    fn start(disk: Arc<SpillDisk>) -> bool {
+        TRIES.fetch_add(1, Relaxed);
+        let may_start = MAY_START.load(Relaxed);
+        if may_start {
+            std::thread::spawn(move || disk.serve());
+        }
+        may_start
+    }
+    let Some(directory) = directory() else { return };
+    let test = || {
+        let place = opened_with(directory, Some(Hooks { start, claim: |_| None }));
+        let first = write(&place);
+        if place.ways().is_some_and(|ways| !ways.by_ring) {
+            return eprintln!("SKIPPED: no io_uring here");
+        }
+        assert!(place.start_threads());
+        assert_eq!(TRIES.load(Relaxed), 0, "the ring works");
+        forbid_calls(&IO_URING, Errno::PERM).unwrap();
+        let second = write(&place);
+        let disk = place.disks().remove(0);
+        assert!(!disk.is_by_ring() && !disk.is_served());
+        assert!(!place.start_threads(), "none is to be had");
+        MAY_START.store(true, Relaxed);
+        for _ in 0..3 {
+            assert!(place.start_threads());
+            assert_eq!(TRIES.load(Relaxed), 2);
+        }
+        while !disk.is_served() {
+            std::thread::yield_now();
+        }
+        let third = write(&place);
+        for location in [first, second, third] {
+            place.backing().discard(location, SLOT_BYTES);
+        }
+        disk.stop();
+        drop(disk);
         place.close();
     };
     std::thread::spawn(test).join().unwrap();
