@@ -715,11 +715,13 @@ impl Engine {
     pub(crate) fn spill_ahead(&self, table: &Table) -> bool {
         let (is_full, is_more) = (self.is_pool_full(), self.is_more_wanted());
         if self.store.has_backing() && self.door() == Door::Soon {
-            // A fault that finds no room asks for one at once.
-            if is_full || is_more || self.below_limit() < 0 && self.is_for_the_disk() {
+            // A fault that finds no room asks for one at once. A child reads its parent's files before it has its own.
+            let lacks_room = self.store.take_lack_of_room();
+            let is_short = self.below_limit() < 0 && self.is_for_the_disk();
+            if lacks_room || is_full || is_more || is_short {
                 self.want_place();
             }
-            return false;
+            return lacks_room && self.make_pool_room(table);
         }
         if !self.may_spill() {
             return self.store.take_lack_of_room() && self.make_pool_room(table);
@@ -755,7 +757,8 @@ impl Engine {
         did
     }
 
-    /// Makes room in the pool for a unit that was read, where nothing can be written. False: there was nothing to drop.
+    /// Makes room in the pool for a unit that was read, where nothing can be written. The caller may hold a folio,
+    /// which is passed over then. False: there was nothing to drop.
     #[cold]
     fn make_pool_room(&self, table: &Table) -> bool {
         self.compact_if_wasteful(table);
@@ -853,7 +856,7 @@ impl Engine {
     /// For a change that has begun, and needs a folio of which nobody knew before: the kernel has stopped at a page in
     /// the middle of `madvise`.
     #[cold]
-    pub(crate) fn wait_holding_locks(&self, folio: &Folio, address: usize) {
+    pub(crate) fn wait_holding_locks(&self, table: &Table, folio: &Folio, address: usize) {
         let mut tries = Tries::default();
         while let Some(tickets) = self.away(folio, self.geometry().all()) {
             let wanted: Vec<Away> =
@@ -867,9 +870,14 @@ impl Engine {
                 // Another of its units may have gone meanwhile: what was written back below.
                 continue;
             };
-            if self.may_spill() && self.store.take_lack_of_room() {
+            let may_spill = self.may_spill();
+            if self.store.take_lack_of_room() {
                 // The background thread, which makes room otherwise, may wait for these locks.
-                self.write_back(true);
+                if may_spill {
+                    self.write_back(true);
+                } else {
+                    self.make_pool_room(table);
+                }
             }
             if self.store.is_coming(ticket) {
                 self.pause_backing();

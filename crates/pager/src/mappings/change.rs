@@ -162,7 +162,7 @@ impl Engine {
         if let Some(lock) = table.known(edge).filter(|_| end < asked && edge < end) {
             let mut folio = lock.lock();
             if folio.managed {
-                self.wait_holding_locks(&folio, edge);
+                self.wait_holding_locks(&table, &folio, edge);
                 let dropped = start.max(edge) - edge..end - edge;
                 self.bring_back_without(&mut folio, edge, &[dropped]);
             }

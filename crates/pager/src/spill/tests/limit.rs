@@ -1,17 +1,27 @@
 //! An inline engine on the real kernel, with a backing in memory.
 
+use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use zfolio_core::budget::{Period, WriteBudget};
+use zfolio_core::stats::Stats;
+use zfolio_core::store::Key;
 use zfolio_core::store::backing::memory::Memory;
 use zfolio_core::testing::{Random, seed};
+use zfolio_core::zcomp::Zcomp;
+use zfolio_core::zsmalloc::PageSource;
 use zfolio_sys::map::Reservation;
+use zfolio_workers::Crew;
 
-use crate::config::Mode;
-use crate::engine::Engine;
+use crate::config::{Config, Mode};
+use crate::engine::{Engine, Parts};
 use crate::inline;
-use crate::spill::BATCH;
+use crate::pool_mappings::PoolMappings;
+use crate::reclaim::{By, Reclaimed};
+use crate::spill::{BATCH, Door, Place, Places, Sender};
+use crate::system::Linux;
 
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
@@ -358,4 +368,108 @@ fn a_limit_holds_for_data_that_does_not_compress() {
     engine.stop();
     background.join().expect("it ends");
     drop(served);
+}
+
+/// Managed memory that does not compress.
+fn noise(engine: &Engine, bytes: usize) -> Reservation {
+    engine.adopted(bytes, |memory| {
+        let pages = memory.chunks_exact_mut(PAGE).zip(1..);
+        pages.for_each(|(page, number)| page.copy_from_slice(&contents(5 * number + 1)));
+    })
+}
+
+/// Memory for a pool, of which there is no more once it is `dry`.
+#[derive(Debug)]
+struct Bounded {
+    inner: PoolMappings,
+    is_dry: AtomicBool,
+}
+
+#[allow(unsafe_code, reason = "the contract of PageSource")]
+// SAFETY: every call goes to the one inner source, which keeps the contract, or hands out nothing.
+unsafe impl PageSource for Bounded {
+    fn take(&self, pages: usize) -> Option<NonNull<u8>> {
+        if self.is_dry.load(Relaxed) { None } else { self.inner.take(pages) }
+    }
+
+    unsafe fn give_back(&self, run: NonNull<u8>, pages: usize) {
+        // SAFETY: the caller's promise, handed on: `run` came from this source, and so from the inner one.
+        unsafe { self.inner.give_back(run, pages) }
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, pages: usize) {
+        // SAFETY: as above.
+        unsafe { self.inner.discard(start, pages) }
+    }
+}
+
+/// An engine that has opened no file of its own, as a child of `fork` which reads its parent's; and its pool's memory.
+fn without_a_file() -> (Engine, Arc<Bounded>) {
+    let config = Config::for_test(16 * MIB as u64);
+    let inner = PoolMappings::default().with_chunk();
+    let source = Arc::new(Bounded { inner, is_dry: AtomicBool::new(false) });
+    let codecs = config.algorithm.codecs().into_iter();
+    let codecs = codecs.map(|params| Zcomp::new(params, config.unit, 2).unwrap());
+    let parts = Parts {
+        system: Box::new(Linux::open(config.mode).unwrap()),
+        source: Arc::<Bounded>::clone(&source),
+        codecs: codecs.collect(),
+        crew: Crew::new(0),
+        key: Key::new([3; Key::BYTES]),
+        backing: Some(Box::new(Memory::new(64 * MIB))),
+        cpus: 2,
+    };
+    let (unit_bytes, limit_bytes) = (config.object_max().bytes(), config.limit_bytes);
+    let stats = Box::new(Box::<Stats>::default());
+    let mut engine = Engine::on(parts, config, stats).unwrap();
+    let paths = vec![(PathBuf::from("/nowhere"), 0)];
+    let places = Places { paths, ..Places::default() };
+    engine.work.place = Some(Place::new(&places, limit_bytes, unit_bytes, Sender::Caller).unwrap());
+    (engine, source)
+}
+
+/// A regression: where a child of `fork` had no file of its own yet, and its pool no memory for what it read of its
+/// parent's, nobody made room, and it waited for ever. Goal: it asks for a file, and room is made as where nothing can
+/// be written; also by who waits with locks held. Method: all of it is away when the pool's memory ends.
+#[test]
+fn a_child_without_a_file_makes_room_for_what_comes_back() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let (engine, source) = without_a_file();
+    let space = noise(&engine, 4 * MIB);
+    let table = engine.table.read();
+    while engine.reclaim_one(&table, 0, By::Background) != Reclaimed::Nothing {}
+    while engine.store.write_back(usize::MAX).written > 0 {}
+    assert_eq!((engine.store.pool_stats().objects, engine.door()), (0, Door::Soon));
+    source.is_dry.store(true, Relaxed);
+    let all = (space.address(), space.address() + space.bytes());
+    let mut away = Vec::new();
+    engine.note_away(&table, all, &mut away);
+    engine.fetch_all(&table, &away);
+    while engine.store.poll() > 0 {}
+    assert!(engine.store.lacks_room(), "there was room");
+    let spilling = &engine.work.spilling;
+    let tries = || spilling.without_room.load(Relaxed);
+    engine.spill_ahead(&table);
+    assert!(spilling.wants_place.load(Relaxed) && !engine.store.lacks_room());
+    assert_eq!(tries(), 1, "there is no copy to drop");
+
+    let unit = away.iter().find(|unit| engine.store.is_away(unit.ticket)).unwrap();
+    let is_tried = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let table = engine.table.read();
+            let folio = table.known(unit.base).unwrap().lock();
+            engine.wait_holding_locks(&table, &folio, unit.base);
+        });
+        let is_tried = (0..3_000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            tries() > 1
+        });
+        source.is_dry.store(false, Relaxed);
+        is_tried
+    });
+    assert!(is_tried, "who waits with locks held makes no room");
+    drop(table);
+    engine.unmap_adopted(&space);
 }
