@@ -1,14 +1,14 @@
 //! A budget for writes to a disk: so many bytes in a period, or in a whole run.
 //!
-//! A [`Bucket`] starts full, is filled at the rate of its budget, and never holds more than the budget. What was written
-//! is taken from the bucket afterwards, so one write may leave it below empty. Once it is empty nothing is written until
-//! a share of the budget is there again: else a small rate would be spent a few bytes at a time, each with a transfer of
-//! its own.
+//! A [`Bucket`] starts full, is filled at the rate of its budget, and never holds more than the budget. What was begun
+//! is taken from the bucket right after, so one write may leave it below empty. Once it is empty nothing is written
+//! until a share of the budget is there again: else a small rate would be spent a few bytes at a time, each with a
+//! transfer of its own.
 //!
 //! # Invariants
 //!
-//! - `BUDGET-1` In any time `t` no more is taken than the budget, plus what the rate fills in `t`, plus what one write
-//!   exceeds an almost empty bucket by.
+//! - `BUDGET-1` In any time `t` no more is taken than the budget, plus what the rate fills in `t`, plus what each who
+//!   shares the bucket begins between its look at an almost empty one and its taking: one write.
 //! - `BUDGET-2` All bytes zero is a valid bucket: one without a budget, which is never empty.
 //!
 //! # Concurrency
@@ -256,10 +256,21 @@ impl Bucket {
         self.used_up.load(Relaxed).div_ceil(2)
     }
 
-    /// Takes bytes that were written.
+    /// Takes bytes that were written, or are being written.
     pub fn take(&self, bytes: u64) {
         if bytes > 0 {
             self.level_bytes.fetch_sub(signed(bytes), Relaxed);
+        }
+    }
+
+    /// Puts bytes back that were taken and are not written after all.
+    pub fn give_back(&self, bytes: u64) {
+        if bytes > 0 {
+            let (bytes, full) = (signed(bytes), signed(self.budget().bytes));
+            // Another budget, which is full, may have been set since they were taken.
+            let more = |level: i64| Some(level.saturating_add(bytes).min(full).max(level));
+            // The function above always has a result.
+            self.level_bytes.fetch_update(Relaxed, Relaxed, more).ok();
         }
     }
 
@@ -288,8 +299,8 @@ impl Bucket {
         self.level_bytes.fetch_update(Relaxed, Relaxed, more).ok();
     }
 
-    /// What may be written now, if `pending_bytes` are under way and not taken yet. Calls `was_used_up` if the bucket
-    /// is empty and was not at the last look of any process.
+    /// What may be written now, if the caller has `pending_bytes` under way, which are not taken yet. Calls
+    /// `was_used_up` if the bucket is empty and was not at the last look of any process.
     pub fn left(&self, pending_bytes: u64, now_ns: u64, was_used_up: impl FnOnce()) -> u64 {
         let budget = self.budget();
         if budget.is_none() {
@@ -383,6 +394,19 @@ mod tests {
         assert_eq!(bucket.left(0, now, || ()), 1 << 20, "another budget is full");
         bucket.take(1 << 20);
         assert_eq!(bucket.left(0, now + 1_000_000 * SECOND_NS, || ()), 0, "it was for the run");
+    }
+
+    /// Goal: what is given back can be written again, and makes no bucket fuller than its budget.
+    #[test]
+    fn what_is_not_written_is_given_back() {
+        let bucket = Bucket::default();
+        bucket.set(budget("16M"));
+        bucket.take(3 << 20);
+        bucket.give_back(1 << 20);
+        assert_eq!(bucket.left(0, 0, || ()), 14 << 20);
+        bucket.set(budget("4M"));
+        bucket.give_back(2 << 20);
+        assert_eq!(bucket.left(0, 0, || ()), 4 << 20);
     }
 
     /// Goal: `BUDGET-1`. Method: random pauses and writes, against the sum that the rate allows.

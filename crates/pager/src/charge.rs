@@ -435,7 +435,7 @@ impl Engine {
         figures.read_back_units.store(units(spill.read_unit_bytes), Relaxed);
         figures.spilled_incompressible_units.store(spill.raw_units, Relaxed);
         let areas = self.work.place.as_ref().map(Place::stats);
-        self.pay_for_writes(areas.map_or(spill.written_bytes, |areas| areas.bytes_written));
+        self.pay_for_writes();
         self.set_rule_gauges();
         let areas = areas.unwrap_or_default();
         let ways = self.work.place.as_ref().and_then(Place::ways);

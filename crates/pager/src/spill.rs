@@ -173,7 +173,7 @@ pub(crate) struct Spilling {
     cold: Cold,
     /// What this process may write, unless the processes of its run share that.
     pub(crate) writes: Bucket,
-    /// Bytes that were written, and taken from the budget.
+    /// Bytes that were written, or begun to be, when that was last taken from the budget.
     paid_bytes: AtomicU64,
 }
 
@@ -541,11 +541,9 @@ impl Engine {
         if writes.budget().is_none() {
             return u64::MAX;
         }
-        // In this order what ends meanwhile counts twice for a moment, and never not at all.
-        let (_, writing) = self.store.in_flight();
-        self.pay_for_writes(self.bytes_written());
+        self.pay_for_writes();
         let was_used_up = || add(&self.figures().write_budget_used_up, 1);
-        writes.left(writing as u64, self.now_ns(), was_used_up)
+        writes.left(0, self.now_ns(), was_used_up)
     }
 
     /// Bytes that were written to the backing: whole slots, where it has slots.
@@ -556,10 +554,15 @@ impl Engine {
         }
     }
 
-    /// Takes from the budget what was written since the last call.
-    pub(crate) fn pay_for_writes(&self, written_bytes: u64) {
-        let paid = self.work.spilling.paid_bytes.fetch_max(written_bytes, Relaxed);
-        self.writes().take(written_bytes.saturating_sub(paid));
+    /// Takes from the budget what was written and begun since the last call, so that others who share the budget see
+    /// it; and gives back what was begun and not written after all.
+    pub(crate) fn pay_for_writes(&self) {
+        // In this order what ends meanwhile counts twice until the next call, and never not at all.
+        let (_, writing) = self.store.in_flight();
+        let bytes = self.bytes_written() + writing as u64;
+        let paid = self.work.spilling.paid_bytes.swap(bytes, Relaxed);
+        self.writes().take(bytes.saturating_sub(paid));
+        self.writes().give_back(paid.saturating_sub(bytes));
     }
 
     /// Sets what this process may write, unless the processes of its run share that.
@@ -608,6 +611,9 @@ impl Engine {
         let units = self.may_write() / self.config().object_max().bytes() as u64;
         let most = usize::try_from(units).unwrap_or(BATCH).clamp(1, BATCH);
         let done = self.store.write_back(most);
+        if !self.writes().budget().is_none() {
+            self.pay_for_writes();
+        }
         // While it writes it may refuse more for want of buffers. What it accepted may fail later.
         let (_, writing) = self.store.in_flight();
         // And what was given up makes room for the next call.

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use zfolio_core::budget::{Period, WriteBudget};
 use zfolio_core::stats::Stats;
-use zfolio_core::store::Key;
 use zfolio_core::store::backing::memory::Memory;
+use zfolio_core::store::backing::{Completed, Completion, Failure, Location, Request};
+use zfolio_core::store::{Backing, Key};
 use zfolio_core::testing::{Random, seed};
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zsmalloc::PageSource;
@@ -470,6 +471,73 @@ fn a_child_without_a_file_makes_room_for_what_comes_back() {
         is_tried
     });
     assert!(is_tried, "who waits with locks held makes no room");
+    drop(table);
+    engine.unmap_adopted(&space);
+}
+
+/// A backing that ends nothing while it holds, and whose writes can fail.
+#[derive(Debug)]
+struct Slow {
+    memory: Memory,
+    holds: AtomicBool,
+    fails: AtomicBool,
+}
+
+impl Backing for Slow {
+    fn submit(&self, requests: &mut [Request<'_>]) {
+        self.memory.submit(requests);
+    }
+
+    fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
+        if self.holds.load(Relaxed) {
+            return;
+        }
+        self.memory.poll(&mut |Completion { token, result }| {
+            let fails = matches!(result, Ok(Completed::Written(_))) && self.fails.load(Relaxed);
+            let result = if fails { Err(Failure::Transient) } else { result };
+            each(Completion { token, result });
+        });
+    }
+
+    fn discard(&self, location: Location, length: usize) {
+        self.memory.discard(location, length);
+    }
+}
+
+/// A regression: each process of a run knew only what it had under way itself, and each wrote all that was left of a
+/// budget which they share. Goal: what is under way is taken from the budget, and comes back if it is not written.
+/// Method: writes that are held back, then fail, and then succeed.
+#[test]
+fn what_is_under_way_is_taken_from_the_budget() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let budget = 8 * MIB as u64;
+    let [holds, fails] = [true, false].map(AtomicBool::new);
+    let slow = Arc::new(Slow { memory: Memory::new(64 * MIB), holds, fails });
+    let backing = Box::new(Arc::clone(&slow));
+    let engine = Engine::spilling_for_test(16 * MIB as u64, Some(backing));
+    engine.set_write_budget(WriteBudget::new(budget, Period::Run).unwrap());
+    let space = noise(&engine, 4 * MIB);
+    let table = engine.table.read();
+    while engine.reclaim_one(&table, 0, By::Background) != Reclaimed::Nothing {}
+    let left = || engine.writes().left(0, engine.now_ns(), || ());
+    for _ in 0..3 {
+        assert!(engine.write_back(true).started > 0);
+        let (_, writing) = engine.store.in_flight();
+        assert_eq!(left(), budget - writing as u64, "as any other process sees it");
+    }
+    slow.fails.store(true, Relaxed);
+    slow.holds.store(false, Relaxed);
+    assert_eq!(engine.store.poll(), 0);
+    engine.pay_for_writes();
+    assert_eq!((left(), engine.bytes_written()), (budget, 0), "nothing was written");
+    slow.fails.store(false, Relaxed);
+    engine.write_back(true);
+    assert_eq!(engine.store.poll(), 0);
+    engine.pay_for_writes();
+    assert!(engine.bytes_written() > 0);
+    assert_eq!(left(), budget - engine.bytes_written());
     drop(table);
     engine.unmap_adopted(&space);
 }
