@@ -539,7 +539,7 @@ impl Engine {
             Loaded::Whole => Ok(()),
             Loaded::Away(ticket) => Err(ticket),
             Loaded::Lost(error) => {
-                add(&self.figures().decompress_fail, 1);
+                add(&self.figures().decompress_fail, u64::from(was_decompressed(error)));
                 self.note_lost();
                 let ticket = unit.entry.and_then(|entry| self.store.away(entry));
                 let disk = ticket.and_then(|ticket| self.disk_of(ticket));
@@ -715,10 +715,28 @@ impl Engine {
     }
 }
 
+/// Whether a unit was lost after the pool had its object: what the disk did not deliver was not decompressed.
+fn was_decompressed(lost: store::Error) -> bool {
+    !matches!(lost, store::Error::Unreadable { .. })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{UNITS_MAX, Units, around};
+    use zfolio_core::store::{Error, Key};
+
+    use super::{UNITS_MAX, Units, around, was_decompressed};
     use crate::folio::Folio;
+
+    /// Goal: `decompress_fail` counts what the pool has damaged, and nothing that was lost on the disk.
+    #[test]
+    fn a_unit_that_the_disk_does_not_deliver_is_not_decompressed() {
+        let [expected, found] =
+            [1, 2].map(|byte| Key::new([3; Key::BYTES]).checksum(&vec![byte; 4097]));
+        for is_transient in [false, true] {
+            assert!(!was_decompressed(Error::Unreadable { expected, is_transient }));
+        }
+        assert!(was_decompressed(Error::Corrupt { expected, found }));
+    }
 
     /// Goal: a folio in use as a whole is back after few touches, and of one with few units in use
     /// most stay out.
