@@ -70,6 +70,10 @@ pub trait Device: Send + Sync {
         bytes: u64,
         each: &mut dyn FnMut(u64, bool) -> bool,
     ) -> Result<(), Error>;
+
+    /// A front end has refused a request because it was not aligned, or beyond the end: the device has not seen it, and
+    /// may count it with those that it answers with [`Error::Invalid`].
+    fn note_invalid(&self) {}
 }
 
 /// Why a request failed.

@@ -432,6 +432,10 @@ impl Device for Ram {
     ) -> Result<(), Error> {
         self.answer(self.zram.runs(at, bytes, each))
     }
+
+    fn note_invalid(&self) {
+        self.zram.note_invalid();
+    }
 }
 
 #[cfg(test)]

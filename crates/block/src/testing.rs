@@ -21,6 +21,8 @@ pub struct Memory {
     is_read_only: bool,
     /// How often it was flushed.
     pub flushes: AtomicU64,
+    /// How many requests front ends have refused for their ranges.
+    pub invalid: AtomicU64,
     /// Requests that touch this offset or what is behind it fail.
     pub broken_from: AtomicU64,
     /// What they fail with: an index into `FAILURES`.
@@ -78,6 +80,7 @@ impl Memory {
             preferred_bytes: 4096,
             is_read_only: false,
             flushes: AtomicU64::new(0),
+            invalid: AtomicU64::new(0),
             broken_from: AtomicU64::new(u64::MAX),
             broken_how: AtomicU64::new(0),
         }
@@ -227,6 +230,10 @@ impl Device for Memory {
             from = to;
         }
         Ok(())
+    }
+
+    fn note_invalid(&self) {
+        self.invalid.fetch_add(1, Relaxed);
     }
 }
 

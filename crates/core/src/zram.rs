@@ -508,8 +508,14 @@ impl<S: PageSource> Zram<S> {
         if is_inside && at % SECTOR_BYTES == 0 && bytes % SECTOR_BYTES == 0 {
             return Ok(());
         }
-        self.io.invalid_io.fetch_add(1, Relaxed);
+        self.note_invalid();
         Err(Error::Invalid { at, bytes, disk_bytes })
+    }
+
+    /// Counts a request that was refused before it came here, since it was not aligned, or beyond the end
+    /// ([`IoStat::invalid_io`]).
+    pub fn note_invalid(&self) {
+        self.io.invalid_io.fetch_add(1, Relaxed);
     }
 
     /// The units of a range: their indices, and which part of each is in the range.

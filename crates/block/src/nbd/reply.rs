@@ -29,6 +29,11 @@ impl Failure {
         Failure { code: wire::ENOSPC, text: "the write ends beyond the end of the device" };
     pub(super) const READ_ONLY: Failure =
         Failure { code: wire::EPERM, text: "the export is read-only" };
+
+    /// Whether the request is not aligned, or beyond the end.
+    pub(super) fn is_about_the_range(self) -> bool {
+        [Failure::UNALIGNED, Failure::RANGE, Failure::BEYOND].contains(&self)
+    }
 }
 
 impl From<Error> for Failure {

@@ -143,6 +143,9 @@ impl Transmission {
         }
         let to = Recipient { cookie: request.cookie, is_structured: self.is_structured };
         let refused = self.refusal(&request);
+        if refused.is_some_and(Failure::is_about_the_range) {
+            self.device.note_invalid();
+        }
         if request.command == wire::CMD_WRITE && request.is_too_long() {
             // To receive its payload could take as long as the client likes.
             to.failure(output, Failure::LONG);

@@ -227,7 +227,8 @@ fn disk() -> Arc<dyn Device> {
 #[test]
 fn a_device_is_made_served_and_taken_away() {
     let kernel = Played::default();
-    let mut life = Life::start(kernel.clone(), disk(), config()).unwrap();
+    let disk = Arc::new(Memory::new(1 << 20));
+    let mut life = Life::start(kernel.clone(), disk.clone(), config()).unwrap();
     assert_eq!(life.number, 5);
     assert_eq!((life.counts().live, life.is_gone()), (1, false));
     let (written, _) = kernel.ask(1, request(operation::WRITE, 16, 8), &[7; 4096]);
@@ -236,6 +237,7 @@ fn a_device_is_made_served_and_taken_away() {
     assert!(contents[..4096] == [7; 4096]);
     let (outside, _) = kernel.ask(0, request(operation::READ, 2048, 8), &[]);
     assert_eq!(outside, -Errno::INVAL.raw_os_error());
+    assert_eq!(disk.invalid.load(Relaxed), 1);
     assert_eq!(life.stop(), 0);
     assert_eq!((life.counts().live, life.is_gone()), (0, false));
     drop(life);

@@ -44,8 +44,11 @@ fn serve(device: &dyn Device, descriptor: &IoDescriptor, buffer: &mut [u8]) -> i
         is_read_only: device.is_read_only(),
         buffer_bytes: buffer.len(),
     };
-    let done = Request::read(descriptor, limits)
-        .and_then(|request| carry_out(device, request, buffer).map_err(errno));
+    let request = Request::read(descriptor, limits);
+    if request == Err(Errno::INVAL) {
+        device.note_invalid();
+    }
+    let done = request.and_then(|request| carry_out(device, request, buffer).map_err(errno));
     match done {
         // A buffer is far below 2 GiB.
         Ok(bytes) => i32::try_from(bytes).unwrap_or(0),

@@ -138,6 +138,8 @@ impl Cursor<'_> {
 pub(super) enum Failure {
     /// The request is wrong, or the device has failed.
     Io,
+    /// The same to the guest: the range is not aligned, or beyond the end of the disk.
+    Range,
     /// There is no such request.
     Unsupported,
 }
@@ -146,7 +148,7 @@ impl Failure {
     /// The status byte.
     pub(super) fn status(self) -> u8 {
         let status = match self {
-            Failure::Io => blk::VIRTIO_BLK_S_IOERR,
+            Failure::Io | Failure::Range => blk::VIRTIO_BLK_S_IOERR,
             Failure::Unsupported => blk::VIRTIO_BLK_S_UNSUPP,
         };
         u8::try_from(status).expect("a status is a byte")
@@ -189,10 +191,10 @@ pub(super) struct Disk {
 impl Disk {
     /// A range from a sector on, if it is on the disk.
     fn range(self, sector: u64, bytes: u64) -> Result<u64, Failure> {
-        let at = sector.checked_mul(u64::from(SECTOR_BYTES)).ok_or(Failure::Io)?;
-        let end = at.checked_add(bytes).ok_or(Failure::Io)?;
+        let at = sector.checked_mul(u64::from(SECTOR_BYTES)).ok_or(Failure::Range)?;
+        let end = at.checked_add(bytes).ok_or(Failure::Range)?;
         let is_good = end <= self.size_bytes && bytes % u64::from(SECTOR_BYTES) == 0;
-        is_good.then_some(at).ok_or(Failure::Io)
+        is_good.then_some(at).ok_or(Failure::Range)
     }
 
     fn check_change(self) -> Result<(), Failure> {

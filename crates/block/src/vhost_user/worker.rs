@@ -62,6 +62,9 @@ impl Worker {
         let disk =
             Disk { size_bytes: self.device.size_bytes(), is_read_only: self.device.is_read_only() };
         let request = self.chain.read(memory, descriptors, disk);
+        if request == Err(Failure::Range) {
+            self.device.note_invalid();
+        }
         let done = request.and_then(|request| self.carry_out(memory, request));
         let Some(status_at) = self.chain.status() else { return 0 };
         let status = done.map_or_else(Failure::status, |()| 0);

@@ -8,7 +8,7 @@ use super::client::{
     TRIM, WRITE, WRITE_ZEROES, request,
 };
 use crate::device::Error;
-use crate::testing::{FAILURES, Memory};
+use crate::testing::{FAILURES, Memory, ram};
 
 const SIZE: u64 = 2 << 20;
 const EPERM: u64 = 1;
@@ -25,12 +25,14 @@ fn ask(client: &mut Client, command: u16, flags: u16, at: u64, bytes: u32) -> Re
     }
 }
 
-/// Goal: what the protocol forbids is refused with its number, changes nothing, and the connection goes on.
+/// Goal: what the protocol forbids is refused with its number, changes nothing, and the connection goes on; ranges that
+/// are not aligned or beyond the end are counted.
 #[test]
 fn a_refused_request_changes_nothing() {
     let large = 300 << 10;
     for is_structured in [false, true] {
-        let mut client = Client::of(Arc::new(Memory::new(SIZE)), is_structured);
+        let disk = Arc::new(Memory::new(SIZE));
+        let mut client = Client::of(disk.clone(), is_structured);
         let beyond = [(SIZE, 512), (SIZE - 512, 1024), (u64::MAX - 511, 512), (SIZE - 4096, large)];
         for (at, bytes) in beyond {
             for (command, error) in [
@@ -71,6 +73,9 @@ fn a_refused_request_changes_nothing() {
         assert_eq!(ask(&mut client, READ, DF, 0, 512).error == 0, is_structured);
         assert_eq!(ask(&mut client, BLOCK_STATUS, 0, 0, 512).error == 0, is_structured);
         assert_eq!(ask(&mut client, BLOCK_STATUS, 0, SIZE, 512).error, EINVAL);
+        // Four ranges beyond the end and three that are not aligned, of five commands each; the block status is refused
+        // for its context without structured replies.
+        assert_eq!(disk.invalid.load(Relaxed), 35 + u64::from(is_structured));
         // FUA is right with all of them.
         for command in [READ, TRIM, CACHE, WRITE_ZEROES, WRITE] {
             assert_eq!(ask(&mut client, command, FUA, SIZE - 512, 512).error, 0, "{command}");
@@ -78,6 +83,18 @@ fn a_refused_request_changes_nothing() {
         let contents = client.ask(READ, 0, 0, 1 << 20).contents(0, 1 << 20);
         assert!(contents.iter().all(|byte| *byte == 0));
     }
+}
+
+/// Goal: a compressed disk counts requests that were refused before it saw them. The column of `io_stat` stayed 0,
+/// whatever clients sent.
+#[test]
+fn refused_ranges_are_in_the_figures() {
+    let disk = Arc::new(ram(SIZE, &["lz4"]));
+    let mut client = Client::of(disk.clone(), true);
+    assert_eq!(ask(&mut client, READ, 0, SIZE, 512).error, EINVAL);
+    assert_eq!(ask(&mut client, WRITE, 0, 1, 512).error, EINVAL);
+    assert_eq!(ask(&mut client, READ, 0, 0, 512).error, 0);
+    assert_eq!(disk.zram().io_stat().invalid_io, 2);
 }
 
 /// Goal: what a device says comes to the client with the protocol's number.

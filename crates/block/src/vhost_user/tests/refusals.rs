@@ -1,6 +1,7 @@
 //! What is wrong is refused, and changes nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::{BUFFERS, IO_ERROR, MEMORY_BYTES, OK, Rig, UNSUPPORTED, UNTOUCHED};
 use crate::device::{Device as _, Error};
@@ -48,7 +49,8 @@ fn ask(rig: &mut Rig, kind: u32, sector: u64, data: &[u8], read_bytes: u32) -> (
     (rig.read(STATUS, 1)[0], written)
 }
 
-/// Goal: each wrong request has its status, and leaves the disk as it is.
+/// Goal: each wrong request has its status, and leaves the disk as it is; those that are wrong by their range are
+/// counted.
 #[test]
 fn wrong_requests_are_refused() {
     let disk = disk();
@@ -87,6 +89,8 @@ fn wrong_requests_are_refused() {
         assert!(contents(&disk) == vec![1; BYTES], "{what}: VU-3");
     }
     assert_eq!(ask(&mut rig, 0, 0, &[], 512), (OK, 513), "it still serves");
+    // Five reads, three writes, three discards and a zeroing.
+    assert_eq!(disk.invalid.load(Relaxed), 12);
 }
 
 /// Goal: a request without data does nothing and succeeds; a name goes where there is room.
