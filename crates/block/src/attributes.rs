@@ -407,7 +407,8 @@ fn recompression(ram: &Ram, given: &str) -> Result<Recompression, Refusal> {
         name: "recompress",
         given: word.to_owned(),
         accepted: format!(
-            "type=idle|huge|huge_idle threshold=BYTES max_pages=N priority=1..{} algo={}",
+            "type=idle|huge|huge_idle threshold=0..{} max_pages=N priority=1..{} algo={}",
+            ram.zram().unit().bytes(),
             names.len() - 1,
             names[1..].join("|")
         ),
@@ -425,7 +426,11 @@ fn recompression(ram: &Ram, given: &str) -> Result<Recompression, Refusal> {
             ("type", "idle") => request.what = What::Idle,
             ("type", "huge") => request.what = What::Huge,
             ("type", "huge_idle") => request.what = What::HugeIdle,
-            ("threshold", _) => request.threshold = number()?,
+            ("threshold", _) => {
+                // No object is larger than a unit. The kernel refuses what no object that has shrunk can have.
+                let bytes = Some(number()?).filter(|bytes| *bytes <= ram.zram().unit().bytes());
+                request.threshold = bytes.ok_or_else(|| refused(word))?;
+            }
             ("max_pages", _) => request.max_pages = number()? as u64,
             ("priority", _) => request.priority = number()?,
             ("algo", _) => {
@@ -672,6 +677,11 @@ mod tests {
             ("recompress", "priority=2", "recompress: 'priority=2' is not accepted"),
             ("recompress", "algo=lz4", "recompress: 'algo=lz4' is not accepted"),
             ("recompress", "idle", "recompress: 'idle' is not accepted"),
+            (
+                "recompress",
+                "threshold=4097",
+                "recompress: 'threshold=4097' is not accepted; accepted: type=idle|huge|huge_idle threshold=0..4096 ",
+            ),
             ("compact", "0", "compact: '0' is not accepted; accepted: 1"),
             ("writeback", "idle", "writeback: 'idle' is not accepted; accepted: nothing: the disk"),
         ] {

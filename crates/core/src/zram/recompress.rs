@@ -1,8 +1,10 @@
 //! Recompression: units that are not used, or do not shrink, are tried with a denser algorithm.
 //!
 //! A unit is decompressed and compressed again under its slot's lock. The new object replaces the old one only if it is
-//! smaller; if it is not, the slot has a note that algorithms up to this priority need not be tried again. What is
-//! written later is compressed by the first algorithm again.
+//! smaller; if it is not, the slot has a note that algorithms up to this priority need not be tried again. With a
+//! [threshold](Recompression::threshold) it replaces the old one only if it is below that, too; one that is smaller and
+//! not below leaves no note, since another threshold may take it. What is written later is compressed by the first
+//! algorithm again.
 //!
 //! That is done when it is asked for ([`Zram::recompress`]), and by itself for what was not used for long
 //! ([`Zram::recompress_old`], which the device's owner calls now and then).
@@ -37,7 +39,7 @@ pub enum What {
 pub struct Recompression {
     /// Which units.
     pub what: What,
-    /// Only units whose objects have so many bytes at least; 0: all.
+    /// Only units whose objects have so many bytes at least, and only new objects that have fewer; 0: all.
     pub threshold: usize,
     /// How many units are tried at most.
     pub max_pages: u64,
@@ -96,7 +98,7 @@ impl<S: PageSource> Zram<S> {
             if now.saturating_sub(slot.used_s()) < age_s || !self.is_wanted(&slot, request, codec) {
                 continue;
             }
-            if let Err(error) = self.try_one(cpu, unit, &mut slot, codec, &mut turn.done) {
+            if let Err(error) = self.try_one(cpu, unit, &mut slot, (codec, 0), &mut turn.done) {
                 turn.error = turn.error.or(Some(error));
                 if matches!(error, Error::NoMemory) {
                     return turn;
@@ -151,7 +153,8 @@ impl<S: PageSource> Zram<S> {
             if !self.is_wanted(&slot, request, codec) {
                 continue;
             }
-            match self.try_one(cpu, unit, &mut slot, codec, &mut done) {
+            let way = (codec, request.threshold);
+            match self.try_one(cpu, unit, &mut slot, way, &mut done) {
                 Err(error @ Error::Lost { .. }) => lost = lost.or(Some(error)),
                 Err(error) => return Err(error),
                 Ok(()) => slot.end_idle(),
@@ -160,17 +163,18 @@ impl<S: PageSource> Zram<S> {
         lost.map_or(Ok(done), Err)
     }
 
-    /// Tries a unit, and counts it.
+    /// Tries a unit with a codec and a threshold, and counts it.
     fn try_one(
         &self,
         cpu: usize,
         unit: u64,
         slot: &mut Slot,
-        codec: CodecId,
+        (codec, threshold): (CodecId, usize),
         done: &mut Recompressed,
     ) -> Result<(), Error> {
         done.tried += 1;
-        let Some(saved) = self.recompress_one(cpu, unit, slot, codec)? else { return Ok(()) };
+        let saved = self.recompress_one(cpu, unit, slot, codec, threshold)?;
+        let Some(saved) = saved else { return Ok(()) };
         done.shrank += u64::from(saved > 0);
         done.bytes_saved += saved;
         if saved == 0 && self.entry_here(slot).is_some() {
@@ -199,13 +203,15 @@ impl<S: PageSource> Zram<S> {
         is_asked && !was_tried && self.store.object_bytes(entry) >= request.threshold
     }
 
-    /// Bytes that this saved. `None`: the codec has failed, or the unit is away.
+    /// Bytes that this saved. `None`: the codec has failed, the unit is away, or the new object is smaller, but not
+    /// below the threshold.
     fn recompress_one(
         &self,
         cpu: usize,
         unit: u64,
         slot: &mut Slot,
         codec: CodecId,
+        threshold: usize,
     ) -> Result<Option<u64>, Error> {
         // Without a look at the limit, which one unit passes for a moment: this is what makes room below it.
         let mut scratch = self.scratch(cpu);
@@ -226,9 +232,10 @@ impl<S: PageSource> Zram<S> {
         };
         let Some(old) = slot.entry.take() else { unreachable!("is_wanted() has seen an entry") };
         let [before, after] = [&old, &new].map(|entry| self.store.object_bytes(entry));
-        let (kept, gone) = if after < before { (new, old) } else { (old, new) };
+        let is_below = threshold == 0 || after < threshold;
+        let (kept, gone) = if after < before && is_below { (new, old) } else { (old, new) };
         slot.entry = Some(kept);
         self.store.invalidate(gone, &self.figures);
-        Ok(Some(before.saturating_sub(after) as u64))
+        Ok((is_below || after >= before).then(|| before.saturating_sub(after) as u64))
     }
 }
