@@ -289,8 +289,10 @@ pub fn write(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
         "mem_used_max" => return Err(value("mem_used_max", "0")),
         "compact" if given == "1" => zram.compact(),
         "compact" => return Err(value("compact", "1")),
-        "reset" if given == "1" => ram.reset(),
-        "reset" => return Err(value("reset", "1")),
+        "reset" => {
+            check_reset(given)?;
+            ram.reset();
+        }
         "idle" => {
             ram.tick();
             match (given, given.parse()) {
@@ -307,6 +309,16 @@ pub fn write(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
         _ => return write_back(ram, name, given),
     }
     Ok(())
+}
+
+/// Whether a value of `reset` is one, before anything is done for it. Any positive number is, as for the kernel.
+pub(crate) fn check_reset(given: &str) -> Result<(), Refusal> {
+    let given = given.trim();
+    if given.parse::<u64>().is_ok_and(|number| number > 0) {
+        return Ok(());
+    }
+    let accepted = "1, or another positive number".to_owned();
+    Err(Refusal::Value { name: "reset", given: given.to_owned(), accepted })
 }
 
 /// Writes one of the attributes of writeback.
@@ -344,15 +356,23 @@ fn write_back(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
         }
         _ => {
             ram.tick();
-            let chosen = chosen(ram, given)?;
-            return outcome(zram.write_back(cpu::current(), &chosen));
+            let mut done = WroteBack::default();
+            for chosen in chosen(ram, given)? {
+                let WroteBack { units, stayed, stop } = zram.write_back(cpu::current(), &chosen);
+                done = WroteBack { units: done.units + units, stayed: done.stayed + stayed, stop };
+                if stop.is_some() {
+                    break;
+                }
+            }
+            return outcome(done);
         }
     }
     Ok(())
 }
 
-/// The kernel's words: `idle`, `type=idle`, or any number of `page_index=5` and `page_indexes=1-100`.
-fn chosen(ram: &Ram, given: &str) -> Result<Chosen, Refusal> {
+/// The kernel's words, in any order and number: `idle`, `type=idle`, `page_index=5`, `page_indexes=1-100`. All of them
+/// are read before anything is written. Indices that are neighbours are one choice, so that they share batches.
+fn chosen(ram: &Ram, given: &str) -> Result<Vec<Chosen>, Refusal> {
     let units = ram.zram().disk_bytes() / ram.zram().unit().bytes() as u64;
     let refused = |word: &str| Refusal::Value {
         name: "writeback",
@@ -361,16 +381,6 @@ fn chosen(ram: &Ram, given: &str) -> Result<Chosen, Refusal> {
             "huge, idle, huge_idle, incompressible, or page_index=N page_indexes=A-B below {units}"
         ),
     };
-    let named = match given.strip_prefix("type=").unwrap_or(given) {
-        "huge" => Some(Chosen::Huge),
-        "idle" => Some(Chosen::Idle),
-        "huge_idle" => Some(Chosen::HugeIdle),
-        "incompressible" => Some(Chosen::Incompressible),
-        _ => None,
-    };
-    if let Some(named) = named {
-        return Ok(named);
-    }
     let range = |word: &str| {
         let (first, last) = match word.split_once('=')? {
             ("page_index", index) => (index, index),
@@ -380,9 +390,23 @@ fn chosen(ram: &Ram, given: &str) -> Result<Chosen, Refusal> {
         let (first, last) = (first.parse::<u64>().ok()?, last.parse::<u64>().ok()?);
         (first <= last && last < units).then_some(first..=last)
     };
-    let ranges = given.split_whitespace().map(|word| range(word).ok_or_else(|| refused(word)));
-    let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
-    if ranges.is_empty() { Err(refused(given)) } else { Ok(Chosen::Indices(ranges)) }
+    let mut all = Vec::new();
+    for word in given.split_whitespace() {
+        let named = match word.strip_prefix("type=").unwrap_or(word) {
+            "huge" => Some(Chosen::Huge),
+            "idle" => Some(Chosen::Idle),
+            "huge_idle" => Some(Chosen::HugeIdle),
+            "incompressible" => Some(Chosen::Incompressible),
+            _ => None,
+        };
+        let range = || range(word).ok_or_else(|| refused(word));
+        match (named, all.last_mut()) {
+            (Some(named), _) => all.push(named),
+            (None, Some(Chosen::Indices(ranges))) => ranges.push(range()?),
+            (None, _) => all.push(Chosen::Indices(vec![range()?])),
+        }
+    }
+    if all.is_empty() { Err(refused(given)) } else { Ok(all) }
 }
 
 /// What was not done is told; what was done stays done.
@@ -616,7 +640,8 @@ mod tests {
         write(&ram, "mem_limit", "64K").unwrap();
         assert_eq!(read(&ram, "mem_limit").unwrap(), "65536\n");
         assert!(matches!(write(&ram, "disksize", "4096"), Err(Refusal::Failed { .. })));
-        write(&ram, "reset", "1").unwrap();
+        // Any positive number, as for the kernel.
+        write(&ram, "reset", "2").unwrap();
         write(&ram, "disksize", "4096").unwrap();
         let stat = read(&ram, "mm_stat").unwrap();
         assert_eq!(stat.split_whitespace().take(2).collect::<Vec<_>>(), ["0", "0"]);
@@ -657,6 +682,40 @@ mod tests {
         assert_eq!(columns("writeback_stat")[1..5], [0; 4]);
     }
 
+    /// Goal: the words of `writeback` can be mixed, as in the kernel since 6.16, and each is done; a word that is wrong
+    /// leaves all of them undone. Method: noise, which no algorithm shrinks, and letters, which shrink.
+    #[test]
+    fn words_of_writeback_are_mixed() {
+        let ram = written_back(ram(1 << 20, &["lz4", "zstd"]));
+        let letters: Vec<u8> = (0..8192_u32).map(|at| b'a' + (at * at % 13) as u8).collect();
+        ram.write(0, &letters).unwrap();
+        ram.write(4 << 12, &Random::new(1).bytes(2 * 4096)).unwrap();
+        let away = || -> Vec<String> {
+            let state = read(&ram, "block_state").unwrap();
+            let index = |line: &str| line.split_whitespace().next().unwrap().to_owned();
+            state.lines().filter(|line| line.contains('w')).map(index).collect()
+        };
+        for wrong in ["page_index=1 type=huge idle=3", "huge page_index=256", "page_index=1 type="]
+        {
+            let line = write(&ram, "writeback", wrong).unwrap_err().to_string();
+            assert!(line.contains("is not accepted; accepted: huge, idle, "), "{line}");
+            assert!(away().is_empty(), "{wrong}");
+        }
+        write(&ram, "writeback", "page_index=1 type=huge page_indexes=2-3").unwrap();
+        assert_eq!(away(), ["1", "4", "5"]);
+        assert!(read(&ram, "writeback_stat").unwrap().split_whitespace().nth(1) == Some("3"));
+        // What was written before the limit is in the line, whichever word it came from.
+        write(&ram, "reset", "1").unwrap();
+        ram.write(0, &letters).unwrap();
+        ram.write(4 << 12, &Random::new(1).bytes(2 * 4096)).unwrap();
+        write(&ram, "writeback_limit_enable", "1").unwrap();
+        write(&ram, "writeback_limit", "2").unwrap();
+        let line = write(&ram, "writeback", "page_index=4 huge page_index=0").unwrap_err();
+        let expected = "writeback: writeback_limit is used up; 2 units were written, the others";
+        assert!(line.to_string().starts_with(expected), "{line}");
+        assert_eq!(away(), ["4", "5"]);
+    }
+
     /// Goal: a value that is not accepted changes nothing, and the line says what is.
     #[test]
     fn values_are_checked() {
@@ -683,6 +742,8 @@ mod tests {
                 "recompress: 'threshold=4097' is not accepted; accepted: type=idle|huge|huge_idle threshold=0..4096 ",
             ),
             ("compact", "0", "compact: '0' is not accepted; accepted: 1"),
+            ("reset", "0", "reset: '0' is not accepted; accepted: 1, or another positive number"),
+            ("reset", "yes", "reset: 'yes' is not accepted"),
             ("writeback", "idle", "writeback: 'idle' is not accepted; accepted: nothing: the disk"),
         ] {
             let line = write(&ram, name, given).unwrap_err().to_string();
