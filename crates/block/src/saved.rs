@@ -201,6 +201,8 @@ pub struct Kept {
     partial: PathBuf,
     file: File,
     is_served: bool,
+    /// There is a note of a disk before, and no file: so its contents are nowhere.
+    follows_unsaved: bool,
     /// Held while FILE is replaced. See the module.
     writes: Mutex<RANK_WRITES, ()>,
     /// The disk is saved for the last time. Relaxed: the lock orders what is written.
@@ -236,7 +238,15 @@ impl Kept {
             return Err(Unsaved::Stale { path, partial });
         }
         let (writes, ends) = (Mutex::new(()), AtomicBool::new(false));
-        Ok(Kept { path, partial, file, is_served: false, writes, ends })
+        let follows_unsaved = length > 0;
+        Ok(Kept { path, partial, file, is_served: false, follows_unsaved, writes, ends })
+    }
+
+    /// The file, if the last disk that had it has ended without being saved and there is nothing older to go on from:
+    /// this disk begins empty, and whoever looks for the contents of the last one is to be told.
+    #[must_use]
+    pub fn lost_before(&self) -> Option<&Path> {
+        self.follows_unsaved.then_some(self.path.as_path())
     }
 
     /// The file, if there is one to go on from.
@@ -687,7 +697,7 @@ mod tests {
         let (directory, disk) = (directory("kept"), ram(1 << 20, &["lz4"]));
         let (path, partial) = (directory.join("disk"), directory.join("disk.saving"));
         let kept = Kept::take(&path).unwrap();
-        assert!(kept.loaded().unwrap().is_none());
+        assert!(kept.loaded().unwrap().is_none() && kept.lost_before().is_none());
         assert!(matches!(Kept::take(&path), Err(Unsaved::Busy(_))));
         assert!(matches!(save(&disk, &path, None), Err(Unsaved::Busy(_))));
         drop(kept);
@@ -716,11 +726,13 @@ mod tests {
         fs::remove_file(&path).unwrap();
         // Nothing that is older: it begins empty.
         let mut kept = Kept::take(&path).unwrap();
+        assert_eq!(kept.lost_before(), Some(path.as_path()));
         kept.note_served().unwrap();
         assert!(kept.loaded().unwrap().is_none());
         kept.save(&disk, &[]).unwrap();
         // A save that fails.
         let mut kept = Kept::take(&path).unwrap();
+        assert_eq!(kept.lost_before(), None);
         kept.note_served().unwrap();
         let before = fs::read(&path).unwrap();
         disk.write(0, &[9; 512]).unwrap();

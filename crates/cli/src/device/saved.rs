@@ -181,6 +181,12 @@ pub(super) fn take(arguments: &AddArgs) -> Result<Option<Kept>, Failure> {
     kept.map_err(|error| untaken(&error))
 }
 
+/// What to say about a disk that begins empty, although another one had its file; `None`: nothing.
+pub(super) fn lost_before(kept: &Kept) -> Option<String> {
+    let path = kept.lost_before()?.display();
+    Some(format!("the last disk with '{path}' ended without being saved; this one begins empty"))
+}
+
 fn untaken(error: &Unsaved) -> Failure {
     let line = unsaved(error);
     match error {

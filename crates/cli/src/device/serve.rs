@@ -113,12 +113,10 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         say(&format!("disk {name} must not be used as swap: {why}"));
     }
     places.note_replaced(name);
-    if let Some(line) = watch.as_mut().and_then(Watch::look) {
-        say(&format!("disk {name}: {line}"));
-    }
-    if let Some(differs) = origin.and_then(|origin| origin.differs(arguments)) {
-        say(&format!("disk {name}: {differs}"));
-    }
+    let line = watch.as_mut().and_then(Watch::look);
+    let lost = kept.as_deref().and_then(saved::lost_before);
+    let differs = origin.and_then(|origin| origin.differs(arguments));
+    line.iter().chain(&lost).chain(&differs).for_each(|line| say(&format!("disk {name}: {line}")));
     let made = format!(
         "disk {name}: {}, {}, units of {}, at {}",
         size::display(ram.zram().disk_bytes()),

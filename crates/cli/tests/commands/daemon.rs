@@ -469,6 +469,30 @@ fn a_disk_that_cannot_be_saved_is_not_removed() {
     assert!(!place.exists());
 }
 
+/// Goal: a disk that begins empty, since the last one with its file was not saved and there is nothing older, says so,
+/// and the one behind it, which goes on from the file, does not. It began empty without a word.
+#[test]
+fn a_disk_that_follows_an_unsaved_one_says_so() {
+    let folder = scratch("daemon-follows");
+    let file = folder.join("disk");
+    let options = ["--save", file.to_str().unwrap()];
+    let disk = Disk::add("follows", &options);
+    assert_eq!(disk.ask("remove", &["--no-save"]).0, Some(0));
+    assert!(!file.exists());
+    let line = format!(
+        "zfolio: disk {}: the last disk with '{}' ended without being saved; this one begins empty\n",
+        disk.name,
+        file.display()
+    );
+    for expected in [line, String::new()] {
+        let (code, out, err) = disk.try_add(&options);
+        assert_eq!((code, err), (Some(0), expected), "{out}");
+        assert_eq!(disk.ask("remove", &[]).0, Some(0));
+        assert!(file.exists());
+    }
+    fs::remove_dir_all(&folder).unwrap();
+}
+
 /// Goal: a save to the file that the disk keeps is whole whenever the disk is killed: what was there before, or what
 /// was being saved; and the next disk does not go on from it unasked. Method: the disk is killed as soon as there is a
 /// part.
