@@ -173,7 +173,7 @@ struct Requests {
     /// What forbids the end and a reset.
     guard: OnceLock<Guard>,
     /// The file that the disk is saved in when it ends.
-    kept: OnceLock<Arc<Kept>>,
+    kept: Option<Arc<Kept>>,
     /// Rung when a client asks for the end.
     stop: EventFd,
     /// `None`: nobody has asked since the last one was taken.
@@ -216,12 +216,26 @@ impl Control {
     ///
     /// [`Unusable::InUse`]: another process listens there. Others: the system's.
     pub fn start(path: &Path, ram: Arc<Ram>) -> Result<Control, Unusable> {
+        Control::start_kept(path, ram, None)
+    }
+
+    /// The same for a disk that is saved in this file when it ends, if that is given: whoever asks for the end waits
+    /// for that from the first connection on, and a client may save the disk there before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Control::start`].
+    pub fn start_kept(
+        path: &Path,
+        ram: Arc<Ram>,
+        kept: Option<Arc<Kept>>,
+    ) -> Result<Control, Unusable> {
         let failed = |error: io::Error| Unusable::System(path.display().to_string(), error);
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
-        let (guard, kept) = (OnceLock::new(), OnceLock::new());
+        let (guard, unsaved) = (OnceLock::new(), OnceLock::new());
         let (addresses, asked) = (Mutex::new(String::new()), Mutex::new(None));
-        let (is_ending, unsaved) = (Mutex::new(false), OnceLock::new());
+        let is_ending = Mutex::new(false);
         let requests = Requests { ram, addresses, guard, kept, stop, asked, is_ending, unsaved };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
@@ -232,14 +246,10 @@ impl Control {
         *self.clients.protocol().addresses.lock() = addresses;
     }
 
-    /// Asked before a client may end or reset the disk. The first call counts.
+    /// Asked before a client may end or reset the disk, which is served now: before this call there is no reset. The
+    /// first call counts.
     pub fn set_guard(&self, guard: Guard) {
         self.clients.protocol().guard.set(guard).ok();
-    }
-
-    /// The file that the disk is saved in when it ends: a client may save it there before. The first call counts.
-    pub fn set_kept(&self, kept: Arc<Kept>) {
-        self.clients.protocol().kept.set(kept).ok();
     }
 
     /// Says whether the disk is about to end: then no client may reset it, since it may be saved, and the kernel may
@@ -364,8 +374,13 @@ impl Requests {
     fn reset(&self, value: &str) -> String {
         // Else the end could begin between this look and the reset, and save a part of what is dropped.
         let is_ending = self.is_ending.lock();
-        let ends = is_ending.then(|| "the disk is about to end".to_owned());
-        match ends.or_else(|| self.forbidden()) {
+        let why = match self.guard.get() {
+            _ if *is_ending => Some("the disk is about to end".to_owned()),
+            // Its servers start, and nobody can say yet whether clients are there.
+            None => Some("the disk is not served yet; accepted: once it is".to_owned()),
+            Some(guard) => guard(),
+        };
+        match why {
             Some(why) => format!("refused {why}\n"),
             None => reply(attributes::write(&self.ram, "reset", value).map(|()| String::new())),
         }
@@ -373,7 +388,7 @@ impl Requests {
 
     /// Has the disk end, and answers.
     fn end(&self, mut stream: &UnixStream, saves: bool) -> io::Result<()> {
-        if !saves || self.kept.get().is_none() {
+        if !saves || self.kept.is_none() {
             // This process may end as soon as it rings: the client gets its answer before. One that is gone has asked
             // for the end all the same.
             let answered = stream.write_all(b"ok\n");
@@ -394,7 +409,7 @@ impl Requests {
 
     /// Saves the disk, and returns the reply.
     fn save(&self, path: &Path) -> String {
-        match saved::save(&self.ram, path, self.kept.get().map(Arc::as_ref)) {
+        match saved::save(&self.ram, path, self.kept.as_deref()) {
             Ok(Saved { units, bytes, lost, .. }) => {
                 let contents = units * self.ram.zram().unit().bytes() as u64;
                 format!("ok\n{units} {contents} {bytes} {lost}\n")
@@ -570,6 +585,23 @@ mod tests {
         assert!(control.stop_within(1000).is_some());
     }
 
+    /// Goal: there is no reset before somebody can say whether clients are connected: the servers start a moment after
+    /// the control socket, and it emptied the disk under the first client. Everything else is served.
+    #[test]
+    fn a_disk_that_is_not_served_yet_is_not_reset() {
+        let path = path("early");
+        let disk = Arc::new(ram(1 << 20, &["lz4"]));
+        disk.write(0, &[1; 4096]).unwrap();
+        let control = Control::start(&path, Arc::clone(&disk)).unwrap();
+        let early = Answer::Refused("the disk is not served yet; accepted: once it is".to_owned());
+        assert_eq!(ask(&path, "write reset 1").unwrap(), early);
+        assert_eq!(disk.zram().mm_stat().orig_data_size, 4096);
+        assert_eq!(ask(&path, "write mem_limit 1M").unwrap(), Answer::Done(String::new()));
+        control.set_guard(Box::new(|| None));
+        assert_eq!(ask(&path, "write reset 1").unwrap(), Answer::Done(String::new()));
+        assert_eq!(disk.zram().mm_stat().orig_data_size, 0);
+    }
+
     /// Goal: the end of a disk waits for a reset that has begun, also for one that only looks yet whether it may: a
     /// save beside a reset had some units and not others, and once the servers end nothing says that the disk is in
     /// use. Method: a guard that takes its time.
@@ -632,9 +664,9 @@ mod tests {
     #[test]
     fn the_end_of_a_disk_that_is_saved_can_be_refused() {
         let path = path("kept");
-        let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
         let kept = Kept::take(&path.with_extension("disk")).unwrap();
-        control.set_kept(Arc::new(kept));
+        let disk = Arc::new(ram(1 << 20, &["lz4"]));
+        let control = Control::start_kept(&path, disk, Some(Arc::new(kept))).unwrap();
         let stop = || ask(&path, "stop").unwrap();
         let next = |control: &Control| control.stop_within(10_000).expect("somebody asks");
         std::thread::scope(|scope| {
@@ -674,9 +706,9 @@ mod tests {
     #[test]
     fn who_waits_for_a_save_learns_that_there_is_none() {
         let path = path("unsaved");
-        let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
         let kept = Kept::take(&path.with_extension("disk")).unwrap();
-        control.set_kept(Arc::new(kept));
+        let disk = Arc::new(ram(1 << 20, &["lz4"]));
+        let control = Control::start_kept(&path, disk, Some(Arc::new(kept))).unwrap();
         assert_eq!(ask(&path, "stop unsaved").unwrap(), Answer::Done(String::new()));
         std::thread::scope(|scope| {
             let clients = [scope.spawn(|| ask(&path, "stop")), scope.spawn(|| ask(&path, "stop"))];

@@ -200,7 +200,8 @@ pub struct Kept {
     path: PathBuf,
     partial: PathBuf,
     file: File,
-    is_served: bool,
+    /// The file stays when this is dropped. Relaxed: it carries no data.
+    is_served: AtomicBool,
     /// There is a note of a disk before, and no file: so its contents are nowhere.
     follows_unsaved: bool,
     /// Held while FILE is replaced. See the module.
@@ -238,8 +239,8 @@ impl Kept {
             return Err(Unsaved::Stale { path, partial });
         }
         let (writes, ends) = (Mutex::new(()), AtomicBool::new(false));
-        let follows_unsaved = length > 0;
-        Ok(Kept { path, partial, file, is_served: false, follows_unsaved, writes, ends })
+        let (is_served, follows_unsaved) = (AtomicBool::new(false), length > 0);
+        Ok(Kept { path, partial, file, is_served, follows_unsaved, writes, ends })
     }
 
     /// The file, if the last disk that had it has ended without being saved and there is nothing older to go on from:
@@ -269,14 +270,28 @@ impl Kept {
     pub fn note_served(&mut self) -> Result<(), Unsaved> {
         mark(&self.file).map_err(|error| Unsaved::System(self.partial.clone(), error))?;
         sync_directory(&self.path)?;
-        self.is_served = true;
+        self.is_served.store(true, Relaxed);
         Ok(())
     }
 
-    /// A server could not start, and those that had started have ended. Dropping this value then gives the file back as
-    /// it was, unless a client has written meanwhile: clients may connect again by themselves.
-    pub fn note_unserved(&mut self, ram: &Ram) {
-        self.is_served &= ram.is_changed();
+    /// A server could not start, and those that had started have ended. This gives the file back as it was, unless a
+    /// client has written meanwhile: clients may connect again by themselves. No checkpoint comes afterwards.
+    pub fn note_unserved(&self, ram: &Ram) {
+        if ram.is_changed() {
+            return;
+        }
+        self.ends.store(true, Relaxed);
+        let _alone = self.writes.lock();
+        self.give_back();
+    }
+
+    /// Removes the file that is written, which is ours as long as the lock is held: unless somebody else has removed
+    /// it, or this has.
+    fn give_back(&self) {
+        self.is_served.store(false, Relaxed);
+        if self.is_written_at(&self.partial) {
+            fs::remove_file(&self.partial).ok();
+        }
     }
 
     /// Whether the file that is written is the one of this name.
@@ -340,9 +355,8 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if !self.is_served {
-            // It is ours as long as the lock is held.
-            fs::remove_file(&self.partial).ok();
+        if !self.is_served.load(Relaxed) {
+            self.give_back();
         }
     }
 }
@@ -812,6 +826,9 @@ mod tests {
                 disk.write(0, &[1; 512]).unwrap();
             }
             kept.note_unserved(&disk);
+            // At once: a client of the control socket, whom nobody waits for any more, may have it too.
+            assert_eq!(partial.exists(), is_written);
+            assert!(is_written || matches!(kept.checkpoint(&disk), Err(Unsaved::Contents(_))));
             drop(kept);
             assert_eq!(partial.exists(), is_written);
         }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use zfolio_block::control::REQUEST_BYTES_MAX;
@@ -179,6 +180,17 @@ impl Origin {
 pub(super) fn take(arguments: &AddArgs) -> Result<Option<Kept>, Failure> {
     let kept = arguments.save.as_deref().map(Kept::take).transpose();
     kept.map_err(|error| untaken(&error))
+}
+
+/// Notes that clients may write from now on, and that the file is older until the disk is saved.
+///
+/// # Errors
+///
+/// The file system's. No client may write.
+pub(super) fn note_served(mut kept: Kept) -> Result<Arc<Kept>, Failure> {
+    let noted = kept.note_served();
+    noted.map_err(|error| Failure::machine(format!("--save: {error}")))?;
+    Ok(Arc::new(kept))
 }
 
 /// What to say about a disk that begins empty, although another one had its file; `None`: nothing.

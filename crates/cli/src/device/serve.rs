@@ -79,7 +79,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let mut watch = watch(&arguments.tls)?;
     let certificates = watch.as_ref().map(|watch| watch.certificates().clone());
     let protection = Protection { certificates, local: arguments.tls.tls.into() };
-    let mut kept = saved::take(arguments)?;
+    let kept = saved::take(arguments)?;
     let mut origin = Origin::open(arguments, kept.as_ref())?;
     let (ram, sites) = with_writeback(make(arguments, origin.as_ref())?, arguments)?;
     if let Some(origin) = &mut origin {
@@ -87,20 +87,20 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     }
     let ram = Arc::new(ram);
     let path = socket(&directory()?, name);
-    let control =
-        Control::start(&path, Arc::clone(&ram)).map_err(|error| unheard(name, &path, &error))?;
-    if let Some(kept) = &mut kept {
-        kept.note_served().map_err(|error| Failure::machine(format!("--save: {error}")))?;
-    }
+    let kept = kept.map(saved::note_served).transpose()?;
+    let note_unserved = |_: &_| kept.iter().for_each(|kept| kept.note_unserved(&ram));
+    // From its first client on the control socket knows of the file: whoever asks for the end waits for the save.
+    let control = Control::start_kept(&path, Arc::clone(&ram), kept.clone());
+    let control = control.map_err(|error| unheard(name, &path, &error));
+    let control = control.inspect_err(note_unserved)?;
     let marks = origin.as_ref().map(|origin| Marks::from_notes(&origin.header().notes));
     let started = serve(arguments, &ram, &protection, marks.unwrap_or_default());
-    let note_unserved = |_: &_| kept.iter_mut().for_each(|kept| kept.note_unserved(&ram));
-    let (servers, metrics, places) = started.inspect_err(note_unserved)?;
+    let started = started.inspect_err(note_unserved).inspect_err(|why| {
+        control.note_unsaved(&format!("the disk could not be served: {}", why.message()));
+    });
+    let (servers, metrics, places) = started?;
     let addresses = places.addresses.join(" ");
     control.set_addresses(addresses.clone());
-    // From here on clients may write, so a save to that file is a checkpoint.
-    let kept = kept.map(Arc::new);
-    kept.iter().for_each(|kept| control.set_kept(Arc::clone(kept)));
     control.set_guard(guard(&servers));
     if arguments.background {
         // The file system of the shell's directory can be unmounted.
@@ -719,11 +719,11 @@ mod tests {
         };
         let source = Arc::new(PoolMappings::default());
         let ram = Arc::new(Ram::new(&config, source, Box::new(|_| {})).unwrap());
-        let control = Control::start(&socket, Arc::clone(&ram)).unwrap();
         let mut kept = Kept::take(&file).unwrap();
         kept.note_served().unwrap();
         let kept = Arc::new(kept);
-        control.set_kept(Arc::clone(&kept));
+        let control = Control::start_kept(&socket, Arc::clone(&ram), Some(Arc::clone(&kept)));
+        let control = control.unwrap();
         let signals = Signals::block().unwrap();
         assert_eq!(ask(&socket, "stop unsaved").unwrap(), Answer::Done(String::new()));
         while !control.is_unsaved_asked() {
