@@ -3,7 +3,8 @@
 //! # Concurrency
 //!
 //! One thread accepts, and each connection has a thread of its own. A lock (`Shared::live`) protects the list of
-//! connections; it is held for an insert or a remove, never across a system call that waits.
+//! connections; it is held for an insert or a remove, or for what must be done while nobody is connected, never across
+//! a system call that waits.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,8 +22,8 @@ use zfolio_sys::eventfd::EventFd;
 
 use crate::listen::Listener;
 
-/// The rank of the lock of the list of connections. Nothing is called while it is held.
-const RANK_LIVE: u8 = 1;
+/// The rank of the lock of the list of connections. A reset of a disk takes it while it holds another one.
+const RANK_LIVE: u8 = 2;
 
 /// Connections whose sockets were shut down have so long to end.
 pub(crate) const CUT: Duration = Duration::from_secs(1);
@@ -225,6 +226,15 @@ impl<P: Protocol> Clients<P> {
 
     pub(crate) fn live(&self) -> usize {
         self.shared.live()
+    }
+
+    /// Calls `then` if there are no connections; none begins meanwhile. Returns how many there are.
+    pub(crate) fn if_none(&self, then: impl FnOnce()) -> usize {
+        let live = self.shared.live.lock();
+        if live.is_empty() {
+            then();
+        }
+        live.len()
     }
 
     /// Accepts nothing more, and closes the listeners. Returns whether it did so before.

@@ -157,8 +157,17 @@ pub fn ask_and_say(path: &Path, request: &str, say: impl FnOnce()) -> io::Result
     }
 }
 
+/// What a client asks for that may be forbidden.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Guarded {
+    /// That the disk ends.
+    End,
+    /// That its contents are dropped. If nothing forbids it they are, at once.
+    Reset,
+}
+
 /// Why a disk must not be ended or reset now, in one line; `None`: nothing forbids it.
-pub type Guard = Box<dyn Fn() -> Option<String> + Send + Sync>;
+pub type Guard = Box<dyn Fn(Guarded) -> Option<String> + Send + Sync>;
 
 /// A control socket that is served. Dropping it ends that and removes the socket.
 #[derive(Debug)]
@@ -327,7 +336,8 @@ impl Requests {
         if let Some(value) = line.strip_prefix("write reset ") {
             return stream.write_all(self.reset(value).as_bytes());
         }
-        if let Some(why) = line.strip_prefix("stop").and_then(|_| self.forbidden()) {
+        let guard = line.strip_prefix("stop").and_then(|_| self.guard.get());
+        if let Some(why) = guard.and_then(|guard| guard(Guarded::End)) {
             return stream.write_all(format!("refused {why}\n").as_bytes());
         }
         if line == "read block_state" {
@@ -365,20 +375,19 @@ impl Requests {
         }
     }
 
-    /// Why the disk must not be ended or reset now.
-    fn forbidden(&self) -> Option<String> {
-        self.guard.get().and_then(|guard| guard())
-    }
-
     /// Resets the disk, unless that is forbidden, and returns the reply.
     fn reset(&self, value: &str) -> String {
+        // The guard has forgotten whose the contents are once it has allowed it: then nothing may be wrong any more.
+        if let Err(refusal) = attributes::check_reset(value) {
+            return reply(Err(refusal));
+        }
         // Else the end could begin between this look and the reset, and save a part of what is dropped.
         let is_ending = self.is_ending.lock();
         let why = match self.guard.get() {
             _ if *is_ending => Some("the disk is about to end".to_owned()),
             // Its servers start, and nobody can say yet whether clients are there.
             None => Some("the disk is not served yet; accepted: once it is".to_owned()),
-            Some(guard) => guard(),
+            Some(guard) => guard(Guarded::Reset),
         };
         match why {
             Some(why) => format!("refused {why}\n"),
@@ -567,11 +576,17 @@ mod tests {
         let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
         let is_used = Arc::new(AtomicBool::new(true));
         let used = Arc::clone(&is_used);
-        control.set_guard(Box::new(move || used.load(Relaxed).then(|| "it is in use".to_owned())));
-        for request in ["stop", "write reset 1"] {
-            let refused = Answer::Refused("it is in use".to_owned());
+        control.set_guard(Box::new(move |asked| {
+            used.load(Relaxed).then(|| format!("it is in use: {asked:?}"))
+        }));
+        for (request, asked) in [("stop", "End"), ("write reset 1", "Reset")] {
+            let refused = Answer::Refused(format!("it is in use: {asked}"));
             assert_eq!(ask(&path, request).unwrap(), refused, "{request}");
         }
+        // What is no reset does not come to the guard, which may forget something for one.
+        let accepted = "reset: '0' is not accepted; accepted: 1, or another positive number";
+        let wrong = Answer::Refused(accepted.to_owned());
+        assert_eq!(ask(&path, "write reset 0").unwrap(), wrong);
         assert_eq!(ask(&path, "write mem_limit 1M").unwrap(), Answer::Done(String::new()));
         assert!(control.stop_within(0).is_none());
         is_used.store(false, Relaxed);
@@ -597,7 +612,7 @@ mod tests {
         assert_eq!(ask(&path, "write reset 1").unwrap(), early);
         assert_eq!(disk.zram().mm_stat().orig_data_size, 4096);
         assert_eq!(ask(&path, "write mem_limit 1M").unwrap(), Answer::Done(String::new()));
-        control.set_guard(Box::new(|| None));
+        control.set_guard(Box::new(|_| None));
         assert_eq!(ask(&path, "write reset 1").unwrap(), Answer::Done(String::new()));
         assert_eq!(disk.zram().mm_stat().orig_data_size, 0);
     }
@@ -614,7 +629,7 @@ mod tests {
         let (looks, begins) = std::sync::mpsc::channel();
         let (say, may) = std::sync::mpsc::channel();
         let may = zfolio_core::sync::Mutex::<9, _>::new(may);
-        control.set_guard(Box::new(move || {
+        control.set_guard(Box::new(move |_| {
             looks.send(()).unwrap();
             may.lock().recv().unwrap()
         }));

@@ -8,7 +8,8 @@
 //! A **mark** is such a place: a queue, and the entry of its rings that is served next. Each connection that ends
 //! leaves the marks of its queues; they are saved with the contents ([`Marks::to_notes`]), when those are saved for
 //! the last time. A queue that goes on at a mark is one of this disk's, and takes its mark; every other one is refused
-//! (`VU-7`).
+//! (`VU-7`). Whoever drops the contents forgets the marks: a guest that has left would take zeros for what it has
+//! written.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,8 +20,9 @@ use zfolio_core::zram::NOTES_BYTES_MAX;
 
 use super::{CONNECTIONS_MAX, QUEUES_MAX};
 
-/// The rank of the lock. It is taken while a session's is held, for a look at all marks.
-const RANK_MARKS: u8 = 2;
+/// The rank of the lock. It is taken while a session's is held, for a look at all marks, and while that of the
+/// connections is, to forget them.
+const RANK_MARKS: u8 = 3;
 
 /// So many marks are kept: those of as many front ends as there may be at once. The oldest are forgotten, which are
 /// mostly those of guests that were turned off.
@@ -82,6 +84,11 @@ impl Marks {
             marks.pop_front();
         }
         marks.push_back(Mark { queue, next });
+    }
+
+    /// The contents are dropped: nobody goes on with them any more.
+    pub(super) fn forget(&self) {
+        self.0.lock().clear();
     }
 
     /// Whether a queue may go on at an entry, perhaps in a moment: as long as another connection is there, which has

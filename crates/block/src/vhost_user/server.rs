@@ -137,6 +137,14 @@ impl Server {
         &self.clients.protocol().marks
     }
 
+    /// Forgets where front ends have left their queues, since the contents are about to be dropped: a guest that comes
+    /// back is refused from now on (`VU-7`). Not while front ends are connected, who would leave their marks later;
+    /// returns how many are.
+    #[must_use]
+    pub fn forget_marks(&self) -> usize {
+        self.clients.if_none(|| self.marks().forget())
+    }
+
     /// Accepts nothing more, and ends all connections once the requests that are under way are done. Returns how many
     /// have not ended a second after [`Config::drain`]; their threads end when their devices return.
     pub fn stop(&mut self) -> usize {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use zfolio_block::address::Address;
-use zfolio_block::control::{Asked, Control, Guard};
+use zfolio_block::control::{Asked, Control, Guard, Guarded};
 use zfolio_block::listen::{Listener, Protection, Unusable};
 use zfolio_block::metrics::{self, Metrics};
 use zfolio_block::nbd::{Config, Exports, Server, Tls, Watch};
@@ -181,30 +181,31 @@ fn keep_in_memory() -> Option<String> {
     unkept.map(|(call, error)| format!("{call}: {}", ErrnoText(error)))
 }
 
-/// A disk is neither ended nor reset by a command while something of this machine is on it. Once its servers end, or
-/// somebody has deleted its device, the number may be another program's device, and nothing is looked at.
+/// A disk is neither ended nor reset by a command while something of this machine is on it, nor reset while clients are
+/// connected: file systems that they have mounted would be gone under them. (An end, which they see, stays possible.)
+/// Once its servers end, or somebody has deleted its device, the number may be another program's device, and nothing is
+/// looked at.
 fn guard(servers: &Arc<Servers>) -> Guard {
     let servers = Arc::downgrade(servers);
-    Box::new(move || {
+    Box::new(move |asked| {
         let servers = servers.upgrade()?;
-        let server = servers.ublk.as_ref()?;
-        let user = in_use(server)?;
-        Some(format!(
-            "{} is in use: {user}; accepted: after umount, swapoff, losetup -d or the end of that process",
-            server.node()
-        ))
+        servers.in_use().or_else(|| match asked {
+            Guarded::End => None,
+            Guarded::Reset => servers.connected(),
+        })
     })
 }
 
-/// Who uses a block device. A program that looks at it for a moment, as udev does, is waited for.
-fn in_use(server: &ublk::Server) -> Option<String> {
+/// Looks until nobody is found, for half a second: a program that looks at a device for a moment, as udev does, and a
+/// client that has just left are waited for.
+fn lasting<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     const TURNS: u32 = 10;
     const TURN: Duration = Duration::from_millis(50);
     for _ in 1..TURNS {
-        server.user()?;
+        look()?;
         std::thread::sleep(TURN);
     }
-    server.user()
+    look()
 }
 
 /// What a disk is as long as it is served.
@@ -445,6 +446,33 @@ impl Servers {
         let nbd = self.nbd.as_ref().map(Server::counts).unwrap_or_default();
         let ublk = self.ublk.as_ref().map(ublk::Server::counts).unwrap_or_default();
         nbd + ublk + self.vhost_user.as_ref().map(vhost_user::Server::counts).unwrap_or_default()
+    }
+
+    /// Why the disk must be neither ended nor reset: something of this machine is on it.
+    fn in_use(&self) -> Option<String> {
+        let server = self.ublk.as_ref()?;
+        let user = lasting(|| server.user())?;
+        Some(format!(
+            "{} is in use: {user}; accepted: after umount, swapoff, losetup -d or the end of that process",
+            server.node()
+        ))
+    }
+
+    /// Why the disk must not be reset: clients are connected. `None`: none are, and guests that have left do not go on
+    /// with it any more, since its contents go now.
+    fn connected(&self) -> Option<String> {
+        let count = lasting(|| {
+            let guests = self.vhost_user.as_ref();
+            let count = match self.nbd.as_ref().map_or(0, |server| server.counts().live) {
+                0 => guests.map_or(0, |server| server.forget_marks() as u64),
+                nbd => nbd + guests.map_or(0, |server| server.counts().live),
+            };
+            (count > 0).then_some(count)
+        })?;
+        Some(match count {
+            1 => "1 client is connected; accepted: after it has ended".to_owned(),
+            _ => format!("{count} clients are connected; accepted: after they have ended"),
+        })
     }
 
     /// A signal ends the disk whoever uses it: says who does.

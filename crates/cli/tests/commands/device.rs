@@ -268,6 +268,39 @@ fn a_guest_goes_on_with_its_own_disk_only() {
     fs::remove_dir_all(&directory).unwrap();
 }
 
+/// Goal: a disk is not reset under clients, who would find zeros where they have written; nor does a guest that has left
+/// go on with a disk that was reset since. Both happened. Method: an NBD client and a front end, which leave in turn.
+#[test]
+fn a_disk_is_not_reset_under_its_clients() {
+    let directory = scratch("resets");
+    let [path, file] = ["socket", "file"].map(|name| directory.join(name));
+    fs::write(&file, saved_disk(&[0, 0, 5, 0])).unwrap();
+    let [given, kept] = [&path, &file].map(|path| path.to_str().unwrap());
+    let options = ["--vhost-user", given, "--size", "8M", "--save", kept, "--recompress", "none"];
+    let disk = Disk::start("reset", &options);
+    let mut client = disk.client();
+    assert_eq!(client.write(0, &[7; 4096]).unwrap(), 0);
+    let guest = UnixStream::connect(&path).unwrap();
+    let refused = |expected: &str| {
+        let answer = disk.ask("reset", &[]);
+        assert_eq!((answer.0, answer.1.as_str()), (Some(2), ""), "{answer:?}");
+        answer.2 == format!("zfolio: {expected}\n")
+    };
+    assert!(refused("2 clients are connected; accepted: after they have ended"));
+    drop(guest);
+    wait_for("the guest's end", || refused("1 client is connected; accepted: after it has ended"));
+    assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
+    assert!(goes_on(&path, 5), "nothing was forgotten");
+    drop(client);
+    wait_for("their end", || disk.ask("reset", &[]) == (Some(0), String::new(), String::new()));
+    assert!(!goes_on(&path, 5) && goes_on(&path, 0));
+    assert_eq!(disk.client().read(0, 4096).unwrap(), [0; 4096]);
+    let output = disk.end("TERM");
+    assert!(texts(&output).1.contains("queue 0 goes on at request 5"), "{output:?}");
+    assert!(Reader::open(fs::File::open(&file).unwrap()).unwrap().header().notes.is_empty());
+    fs::remove_dir_all(&directory).unwrap();
+}
+
 /// Goal: a machine that cannot make a block device says so in one line, with what to do, and no disk is left; a number
 /// that is none is refused. The guests of `scripts/guest-device` have the rest.
 #[test]

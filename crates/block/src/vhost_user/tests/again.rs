@@ -73,6 +73,29 @@ fn a_guest_goes_on_with_its_own_disk_only() {
     guest.place_rings(0, 0).unwrap();
 }
 
+/// Goal: nobody goes on with contents that were dropped, and nothing is forgotten while a front end is connected. After
+/// a reset a guest came back to its disk, and read zeros where it had written.
+#[test]
+fn a_guest_does_not_go_on_with_contents_that_are_gone() {
+    let stage = Stage::new("gone");
+    let mut guest = FrontEnd::new(&stage.path, 2);
+    assert_eq!(guest.write(0, 8, &[7; 4096]), 0);
+    assert_eq!(stage.server.forget_marks(), 1);
+    // It is still known: it may leave and come back.
+    guest.reconnect(&stage.path, &[1, 0]).unwrap();
+    assert_eq!(guest.read(1, 8, 4096), [7; 4096]);
+    drop(guest);
+    stage.wait_for(0);
+    assert_eq!(stage.server.marks().to_notes(), [0, 0, 1, 0, 1, 0, 1, 0]);
+    assert_eq!(stage.server.forget_marks(), 0);
+    let mut late = FrontEnd::connect(&stage.path, 2).unwrap();
+    assert!(late.reconnect(&stage.path, &[1, 1]).is_err());
+    stage.wait_for(0);
+    assert_eq!(stage.server.counts().unknown, 1);
+    // Its driver begins anew.
+    assert_eq!(FrontEnd::new(&stage.path, 2).read(0, 0, 512), [0; 512]);
+}
+
 /// Goal: wherever a front end that comes back vanishes again, it may still come back. Method: each step.
 #[test]
 fn marks_are_not_lost_on_the_way() {
