@@ -67,6 +67,9 @@ const RANK_ADDRESSES: u8 = 1;
 const RANK_ASKED: u8 = 1;
 const RANK_ENDING: u8 = 1;
 
+/// The rank of the lock of the notes. A reset takes it while it holds that of the end.
+const RANK_NOTES: u8 = 2;
+
 /// So long the end of a disk waits for the answers to requests that have arrived.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -183,6 +186,8 @@ struct Requests {
     guard: OnceLock<Guard>,
     /// The file that the disk is saved in when it ends.
     kept: Option<Arc<Kept>>,
+    /// What is saved with the contents. Each save has a handle of its own until its file is whole: so a reset sees it.
+    notes: Mutex<RANK_NOTES, Arc<Vec<u8>>>,
     /// Rung when a client asks for the end.
     stop: EventFd,
     /// `None`: nobody has asked since the last one was taken.
@@ -244,8 +249,9 @@ impl Control {
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
         let (guard, unsaved) = (OnceLock::new(), OnceLock::new());
         let (addresses, asked) = (Mutex::new(String::new()), Mutex::new(None));
-        let is_ending = Mutex::new(false);
-        let requests = Requests { ram, addresses, guard, kept, stop, asked, is_ending, unsaved };
+        let (is_ending, notes) = (Mutex::new(false), Mutex::new(Arc::default()));
+        let requests =
+            Requests { ram, addresses, guard, kept, notes, stop, asked, is_ending, unsaved };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
     }
@@ -259,6 +265,18 @@ impl Control {
     /// first call counts.
     pub fn set_guard(&self, guard: Guard) {
         self.clients.protocol().guard.set(guard).ok();
+    }
+
+    /// The clients have left, and this is what those have to know that serve the disk when it goes on
+    /// ([`Kept::save`]): from now on it is in each file that the disk is saved in, until the disk is reset.
+    pub fn set_notes(&self, notes: Vec<u8>) {
+        *self.clients.protocol().notes.lock() = Arc::new(notes);
+    }
+
+    /// What [`Control::set_notes`] was given, unless the disk was reset since.
+    #[must_use]
+    pub fn notes(&self) -> Arc<Vec<u8>> {
+        Arc::clone(&self.clients.protocol().notes.lock())
     }
 
     /// Says whether the disk is about to end: then no client may reset it, since it may be saved, and the kernel may
@@ -389,10 +407,20 @@ impl Requests {
             None => Some("the disk is not served yet; accepted: once it is".to_owned()),
             Some(guard) => guard(Guarded::Reset),
         };
-        match why {
+        match why.or_else(|| self.forget_notes()) {
             Some(why) => format!("refused {why}\n"),
             None => reply(attributes::write(&self.ram, "reset", value).map(|()| String::new())),
         }
+    }
+
+    /// Nobody goes on with what is dropped. Returns why that cannot be: a file is being written that says so already.
+    fn forget_notes(&self) -> Option<String> {
+        let mut notes = self.notes.lock();
+        if !notes.is_empty() && Arc::strong_count(&notes) > 1 {
+            return Some("the disk is being saved; accepted: once that is done".to_owned());
+        }
+        *notes = Arc::default();
+        None
     }
 
     /// Has the disk end, and answers.
@@ -418,7 +446,8 @@ impl Requests {
 
     /// Saves the disk, and returns the reply.
     fn save(&self, path: &Path) -> String {
-        match saved::save(&self.ram, path, self.kept.as_deref()) {
+        let notes = Arc::clone(&self.notes.lock());
+        match saved::save_with(&self.ram, path, self.kept.as_deref(), &notes) {
             Ok(Saved { units, bytes, lost, .. }) => {
                 let contents = units * self.ram.zram().unit().bytes() as u64;
                 format!("ok\n{units} {contents} {bytes} {lost}\n")
@@ -615,6 +644,32 @@ mod tests {
         control.set_guard(Box::new(|_| None));
         assert_eq!(ask(&path, "write reset 1").unwrap(), Answer::Done(String::new()));
         assert_eq!(disk.zram().mm_stat().orig_data_size, 0);
+    }
+
+    /// Goal: a disk that its clients have left is saved with their notes wherever that is, until it is reset; and no
+    /// reset comes in the middle of such a save. A guest was refused by what had all that it had written.
+    #[test]
+    fn notes_are_saved_until_a_reset() {
+        let path = path("notes");
+        let file = path.with_extension("disk");
+        let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
+        control.set_guard(Box::new(|_| None));
+        let saved = || {
+            let asked = ask(&path, &format!("save {}", file.display())).unwrap();
+            assert!(matches!(asked, Answer::Done(_)), "{asked:?}");
+            crate::saved::open(&file).unwrap().header().notes.clone()
+        };
+        assert!(saved().is_empty());
+        control.set_notes(vec![0, 0, 5, 0]);
+        assert_eq!(saved(), [0, 0, 5, 0]);
+        let save = control.notes();
+        let busy = "the disk is being saved; accepted: once that is done";
+        assert_eq!(ask(&path, "write reset 1").unwrap(), Answer::Refused(busy.to_owned()));
+        assert_eq!(*save, [0, 0, 5, 0]);
+        drop(save);
+        assert_eq!(ask(&path, "write reset 1").unwrap(), Answer::Done(String::new()));
+        assert!(saved().is_empty() && control.notes().is_empty());
+        std::fs::remove_file(&file).unwrap();
     }
 
     /// Goal: the end of a disk waits for a reset that has begun, also for one that only looks yet whether it may: a

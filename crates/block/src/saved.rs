@@ -131,12 +131,27 @@ impl std::error::Error for Unsaved {}
 ///
 /// See [`Unsaved`]. What was at `path` before is still there.
 pub fn save(ram: &Ram, path: &Path, kept: Option<&Kept>) -> Result<Saved, Unsaved> {
+    // Whoever continues from this file has not seen all that the clients write.
+    save_with(ram, path, kept, &[])
+}
+
+/// The same of a disk that clients have left, and of which the file has all that they have written. `notes`: as of
+/// [`Kept::save`].
+///
+/// # Errors
+///
+/// As those of [`save`].
+pub fn save_with(
+    ram: &Ram,
+    path: &Path,
+    kept: Option<&Kept>,
+    notes: &[u8],
+) -> Result<Saved, Unsaved> {
     let (path, partial) = places(path)?;
     // By name too: after the last save there is no such file any more.
     match kept.filter(|kept| kept.path == path || kept.is_written_at(&partial)) {
-        Some(kept) => kept.checkpoint(ram),
-        // Clients go on: whoever continues from this file has not seen all that they write.
-        None => save_by(ram, &[], Unread::Fails, &path, &partial, &AtomicBool::new(false)),
+        Some(kept) => kept.checkpoint(ram, notes),
+        None => save_by(ram, notes, Unread::Fails, &path, &partial, &AtomicBool::new(false)),
     }
 }
 
@@ -299,14 +314,14 @@ impl Kept {
         is_named(&self.file, partial)
     }
 
-    /// Saves the contents while clients go on.
-    fn checkpoint(&self, ram: &Ram) -> Result<Saved, Unsaved> {
+    /// Saves the contents before the end.
+    fn checkpoint(&self, ram: &Ram, notes: &[u8]) -> Result<Saved, Unsaved> {
         let partial = partial_of(&self.partial);
         let Some(_alone) = self.writes.try_lock() else { return Err(Unsaved::Busy(partial)) };
         if self.ends.load(Relaxed) {
             return Err(Unsaved::Contents(SaveError::Halted));
         }
-        save_by(ram, &[], Unread::Fails, &self.path, &partial, &self.ends)
+        save_by(ram, notes, Unread::Fails, &self.path, &partial, &self.ends)
     }
 
     /// Saves the contents of the disk, which clients have left, and returns the file. No checkpoint comes afterwards,
@@ -828,7 +843,7 @@ mod tests {
             kept.note_unserved(&disk);
             // At once: a client of the control socket, whom nobody waits for any more, may have it too.
             assert_eq!(partial.exists(), is_written);
-            assert!(is_written || matches!(kept.checkpoint(&disk), Err(Unsaved::Contents(_))));
+            assert!(is_written || matches!(kept.checkpoint(&disk, &[]), Err(Unsaved::Contents(_))));
             drop(kept);
             assert_eq!(partial.exists(), is_written);
         }

@@ -6,8 +6,8 @@
 //! (`SET_VRING_BASE`): at 0 when a driver begins, and else at the place that its disk has left it at.
 //!
 //! A **mark** is such a place: a queue, and the entry of its rings that is served next. Each connection that ends
-//! leaves the marks of its queues; they are saved with the contents ([`Marks::to_notes`]), when those are saved for
-//! the last time. A queue that goes on at a mark is one of this disk's, and takes its mark; every other one is refused
+//! leaves the marks of its queues; they are saved with the contents ([`Marks::to_notes`]), once all clients have left.
+//! A queue that goes on at a mark is one of this disk's, and takes its mark; every other one is refused
 //! (`VU-7`). Whoever drops the contents forgets the marks: a guest that has left would take zeros for what it has
 //! written.
 

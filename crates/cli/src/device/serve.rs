@@ -228,20 +228,22 @@ impl Life<'_> {
         mut watch: Option<&mut Watch>,
     ) -> Result<String, Failure> {
         let Life { name, ram, control, .. } = *self;
-        // Those of the servers that clients had; a later turn has none.
-        let mut marks = None;
         loop {
             let asked = self.work(&servers, watch.as_deref_mut());
             servers.note_end(name);
             control.set_ending(true);
             // It has the other handle of the servers.
             drop(metrics.take());
-            let Stopped { busy, marks: last, kernel } = Servers::stop(std::mem::take(&mut servers));
+            let Stopped { busy, marks, kernel } = Servers::stop(std::mem::take(&mut servers));
             control.set_addresses(String::new());
             if busy > 0 {
                 say(&format!("disk {name}: {busy} clients did not end in time"));
             }
-            let notes = marks.get_or_insert(last);
+            // Clients have left: they find all that they have written in whatever is saved from now on. A later turn
+            // has no servers.
+            if !marks.is_empty() {
+                control.set_notes(marks);
+            }
             let is_saved = self.kept.is_some() && asked.as_ref().is_none_or(Asked::is_saved);
             if let Some(server) = kernel.as_ref().filter(|_| !is_saved) {
                 say(&format!("disk {name}: the kernel still writes to {}", server.node()));
@@ -260,8 +262,8 @@ impl Life<'_> {
             };
             // A command may come again, a signal ends the disk.
             let saved = match asked {
-                Some(_) => kept.save(ram, notes),
-                None => kept.save_last(ram, notes),
+                Some(_) => kept.save(ram, &control.notes()),
+                None => kept.save_last(ram, &control.notes()),
             };
             let error = match saved {
                 Ok((done, path)) => {

@@ -268,6 +268,34 @@ fn a_guest_goes_on_with_its_own_disk_only() {
     fs::remove_dir_all(&directory).unwrap();
 }
 
+/// Goal: a guest goes on with what its disk has saved elsewhere, since it could not be saved in its own file: that has all
+/// that the guest has written. It was refused. What was reset since is nobody's. Method: the file's directory is removed.
+#[test]
+fn a_guest_goes_on_with_what_was_saved_elsewhere() {
+    let directory = scratch("elsewhere");
+    let [path, other, place] = ["socket", "other", "place"].map(|name| directory.join(name));
+    let file = place.join("file");
+    let notes = [0, 0, 5, 0];
+    fs::create_dir(&place).unwrap();
+    fs::write(&file, saved_disk(&notes)).unwrap();
+    let [given, kept, beside] = [&path, &file, &other].map(|path| path.to_str().unwrap());
+    let options = ["--vhost-user", given, "--size", "8M", "--save", kept, "--recompress", "none"];
+    let disk = Disk::start("elsewhere", &options);
+    fs::remove_dir_all(&place).unwrap();
+    assert_eq!(disk.ask("remove", &[]).0, Some(125));
+    let saved = || {
+        assert_eq!(disk.ask("save", &[beside]).0, Some(0));
+        Reader::open(fs::File::open(&other).unwrap()).unwrap().header().notes.clone()
+    };
+    assert_eq!(saved(), notes);
+    let next = Disk::start("elsewhere-next", &["--vhost-user", given, "--load", beside]);
+    assert!(goes_on(&path, 5) && !goes_on(&path, 6));
+    drop(next);
+    assert_eq!(disk.ask("reset", &[]).0, Some(0));
+    assert!(saved().is_empty());
+    fs::remove_dir_all(&directory).unwrap();
+}
+
 /// Goal: a disk is not reset under clients, who would find zeros where they have written; nor does a guest that has left
 /// go on with a disk that was reset since. Both happened. Method: an NBD client and a front end, which leave in turn.
 #[test]
