@@ -11,13 +11,14 @@ mod saved;
 mod serve;
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use zfolio_block::control::{self, Answer};
 use zfolio_block::listen;
-use zfolio_sys::probe;
+use zfolio_sys::{probe, process};
 use zfolio_workers::HARDWARE_STATS;
 
 use crate::failure::Failure;
@@ -208,7 +209,7 @@ pub(crate) fn accelerators() -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Ends a disk, and waits until it has.
+/// Ends a disk, and waits until its process has ended: so its name, its file, its places and its memory are free.
 ///
 /// # Errors
 ///
@@ -216,15 +217,26 @@ pub(crate) fn accelerators() -> Result<String, Failure> {
 fn remove(arguments: &RemoveArgs) -> Result<ExitCode, Failure> {
     let RemoveArgs { disk, no_save } = arguments;
     let name = &disk.name;
-    ask(name, if *no_save { "stop unsaved" } else { "stop" })?;
     let path = socket(&directory()?, name);
+    // Before the disk is asked: it answers after that, so this is its process. The socket goes some time earlier.
+    let connected = control::connect(&path).ok();
+    let process = connected.and_then(|connection| process::of_peer(connection.as_fd()));
+    ask(name, if *no_save { "stop unsaved" } else { "stop" })?;
+    let has_ended = || match &process {
+        Some(process) => process::has_ended(process.as_fd()),
+        None => !path.exists(),
+    };
     for _ in 0..STOP_TURNS {
-        if !path.exists() {
+        if has_ended() {
             return Ok(ExitCode::SUCCESS);
         }
         std::thread::sleep(STOP_TURN);
     }
-    Err(Failure::machine(format!(
-        "{name}: the disk has not ended yet: a client has a request that takes long"
-    )))
+    let why = match path.exists() {
+        true => "the disk has not ended yet: a client has a request that takes long",
+        false => {
+            "the disk's process has not ended yet: it waits for a place of --writeback, or frees its memory"
+        }
+    };
+    Err(Failure::machine(format!("{name}: {why}")))
 }

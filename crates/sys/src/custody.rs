@@ -116,7 +116,7 @@ fn socket() -> Result<OwnedFd, Errno> {
 }
 
 /// The process that has the other end of a connection. `None`: it is another user's, or in another PID namespace.
-fn peer(connection: BorrowedFd<'_>) -> Option<u32> {
+pub(crate) fn peer(connection: BorrowedFd<'_>) -> Option<u32> {
     // By hand: rustix holds the PID in a type that is never 0, and the kernel says 0 of another namespace.
     let mut about = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = libc::socklen_t::try_from(size_of_val(&about)).ok()?;

@@ -1,10 +1,13 @@
 //! What the kernel says about this process.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
+use rustix::time::Timespec;
 
 use crate::map::PAGE_BYTES;
 
@@ -269,6 +272,23 @@ pub fn id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
 }
 
+/// A handle of the process that listens at the other end of a connection through a Unix socket, for
+/// [`has_ended`]. It is that process's if something comes through the connection, or through another one to the same
+/// process, afterwards. `None`: the process is another user's, in another PID namespace, or has ended; or the kernel
+/// has no such handles (before Linux 5.3).
+#[must_use]
+pub fn of_peer(connection: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let id = i32::try_from(crate::custody::peer(connection)?).ok()?;
+    rustix::process::pidfd_open(Pid::from_raw(id)?, PidfdFlags::empty()).ok()
+}
+
+/// Whether a process has ended: its memory is free, and its files are closed. It need not have been waited for.
+#[must_use]
+pub fn has_ended(process: BorrowedFd<'_>) -> bool {
+    let mut looked = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
+    rustix::event::poll(&mut looked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
 /// Leaves the terminal and its session, so that neither ends this process.
 ///
 /// # Errors
@@ -286,7 +306,7 @@ pub fn abort_now(status: i32) -> ! {
 
 #[cfg(test)]
 mod tests {
-    use super::{ResidentMeter, exists, filters, has_capability, number_of};
+    use super::{ResidentMeter, exists, filters, has_capability, has_ended, number_of, of_peer};
     use std::ffi::CString;
     use std::os::fd::AsFd;
     use std::os::unix::ffi::OsStrExt as _;
@@ -299,6 +319,30 @@ mod tests {
         assert!(exists(id) && exists(1) && exists(super::id().into()));
         child.wait().unwrap();
         assert!(!exists(id) && !exists(0) && !exists(1 << 40));
+    }
+
+    /// Goal: the end of the process at the other end of a socket is noticed before anybody has waited for it, and not
+    /// before it has come. Method: a child that has an end of a pair of sockets for its input, which it was given; the
+    /// number of the other end is that of whoever made them.
+    #[test]
+    fn the_end_of_the_other_process_is_noticed() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let own = of_peer(ours.as_fd()).expect("this process");
+        assert!(!has_ended(own.as_fd()));
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::os::fd::OwnedFd::from(theirs))
+            .spawn()
+            .unwrap();
+        let id = rustix::process::Pid::from_child(&child);
+        let handle = rustix::process::pidfd_open(id, rustix::process::PidfdFlags::empty()).unwrap();
+        assert!(!has_ended(handle.as_fd()));
+        drop(ours);
+        while !has_ended(handle.as_fd()) {
+            std::thread::yield_now();
+        }
+        assert!(exists(child.id().into()), "nobody has waited for it");
+        child.wait().unwrap();
+        assert!(of_peer(std::fs::File::open("/dev/null").unwrap().as_fd()).is_none());
     }
 
     /// Goal: a line is found wherever it is, also behind a long one, and only from its beginning on. Method: files in

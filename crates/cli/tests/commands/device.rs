@@ -19,7 +19,7 @@ use zfolio_core::zram::{self, Reader};
 use zfolio_pager::PoolMappings;
 use zfolio_workers::Accelerated;
 
-use crate::disk::Disk;
+use crate::disk::{Disk, write_all};
 use crate::run::first_line;
 use crate::stage::{kill, output_of, scratch, texts, wait_for, zfolio};
 
@@ -152,6 +152,23 @@ fn what_is_wrong_is_one_line_and_leaves_nothing() {
     let (code, _, err) = output_of(&["device", "list", "-o", "SIZE"]);
     assert!(code == Some(2) && err.contains("accepted: NAME, ALGORITHM"), "{err}");
     assert!(disk.is_served());
+}
+
+/// Goal: `remove` returns once the disk's process has ended. It returned when the control socket was gone, while the
+/// process had its memory and its places still, and an `add` with the same ones failed. Method: a client of the control
+/// socket that does not read its answer, for which the end waits a while.
+#[test]
+fn a_disk_that_was_removed_has_ended() {
+    let mut disk = Disk::start("lingers", &["--size", "64M"]);
+    write_all(&mut disk.client(), &vec![1; 64 << 20]);
+    let user = zfolio_sys::probe::effective_uid();
+    let control = PathBuf::from(format!("/dev/shm/zfolio-{user}/device.{}", disk.name));
+    let mut slow = UnixStream::connect(&control).unwrap();
+    slow.write_all(b"read block_state\n").unwrap();
+    slow.read_exact(&mut [0; 3]).unwrap();
+    assert_eq!(disk.ask("remove", &[]), (Some(0), String::new(), String::new()));
+    assert!(disk.has_ended() && !control.exists());
+    drop(slow);
 }
 
 /// Goal: a disk is served to NBD clients and to QEMU at once, says where, and leaves no socket.

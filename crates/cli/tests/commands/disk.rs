@@ -67,6 +67,12 @@ impl Disk {
         self.child.as_ref().expect("it is a child of this process").id()
     }
 
+    /// Whether the process of the disk, a child of this one, has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        let child = self.child.as_mut().expect("it is a child of this process");
+        child.try_wait().expect("it is a child").is_some()
+    }
+
     /// Names are of this process, since the disks of a user are listed together.
     pub(crate) fn named(name: &str) -> Disk {
         let name = format!("{name}-{}", std::process::id());
