@@ -1,6 +1,7 @@
 //! `zfolio doctor`: everything that zfolio needs of a machine, whether it is there, and what to do
 //! if not.
 
+use std::borrow::Cow;
 use std::env;
 use std::fmt::{Display, Write as _};
 use std::fs;
@@ -67,7 +68,7 @@ struct Check {
     state: State,
     found: String,
     why: &'static str,
-    todo: &'static str,
+    todo: Cow<'static, str>,
 }
 
 /// Checks the machine; the status is success if `zfolio run` can work.
@@ -86,7 +87,7 @@ pub(crate) fn doctor(arguments: &DoctorArgs) -> Result<ExitCode, Failure> {
     disk(&mut checks);
     for_bench(&mut checks);
     for_device(&mut checks);
-    accelerators(&mut checks);
+    accelerators(&mut checks, Path::new("/sys"), Path::new("/dev/iax"));
     let obstacle = findings.obstacle();
     let good = obstacle.is_none() && checks.iter().all(|check| check.state != State::Bad);
     let text = if arguments.json {
@@ -105,7 +106,7 @@ fn as_json(checks: &[Check], obstacle: Option<&str>, good: bool) -> Value {
             "state": check.state.name(),
             "found": check.found,
             "why": check.why,
-            "todo": if check.state == State::Good { "" } else { check.todo },
+            "todo": if check.state == State::Good { "" } else { &check.todo },
         })
     };
     json!({
@@ -143,14 +144,14 @@ fn kernel(checks: &mut Vec<Check>, findings: &Findings) {
         state: State::unless(at_least(&findings.release, 6, 8), State::Note),
         found: findings.release.clone(),
         why: "UFFDIO_MOVE came with Linux 6.8; some kernels have it backported.",
-        todo: "boot 6.8 or newer if MOVE below is missing (Debian 12: bookworm-backports)",
+        todo: "boot 6.8 or newer if MOVE below is missing (Debian 12: bookworm-backports)".into(),
     });
     checks.push(Check {
         what: "page size".to_owned(),
         state: State::unless(findings.page_bytes == PAGE_BYTES, State::Bad),
         found: format!("{} bytes", findings.page_bytes),
         why: "zfolio is built for pages of 4096 bytes.",
-        todo: "boot a kernel with pages of 4096 bytes",
+        todo: "boot a kernel with pages of 4096 bytes".into(),
     });
 }
 
@@ -180,21 +181,22 @@ fn ways_in(checks: &mut Vec<Check>, findings: &Findings) {
         todo: "sudo usermod -aG zfolio $USER, then log in again (where zfolio's udev rule is \
                installed: docs/recipes.md, also below share/doc/zfolio); or sudo setfacl -m \
                u:$USER:rw /dev/userfaultfd (package acl), until the next boot; in a container \
-               --device /dev/userfaultfd",
+               --device /dev/userfaultfd"
+            .into(),
     });
     checks.push(Check {
         what: "userfaultfd(2)".to_owned(),
         state: State::unless(findings.syscall.is_ok(), closed),
         found: answer(findings.syscall),
         why: "The system call is the other way: for root, CAP_SYS_PTRACE, or with the sysctl.",
-        todo: "sudo sysctl vm.unprivileged_userfaultfd=1, or the device above",
+        todo: "sudo sysctl vm.unprivileged_userfaultfd=1, or the device above".into(),
     });
     checks.push(Check {
         what: "userfaultfd(2), user mode".to_owned(),
         state: State::unless(findings.user_mode.is_ok(), State::Warn),
         found: answer(findings.user_mode),
         why: "What the library (inline mode) uses; anybody may, unless seccomp forbids the call.",
-        todo: "allow userfaultfd in the container's seccomp profile",
+        todo: "allow userfaultfd in the container's seccomp profile".into(),
     });
     let sysctl = read("/proc/sys/vm/unprivileged_userfaultfd");
     checks.push(Check {
@@ -202,7 +204,7 @@ fn ways_in(checks: &mut Vec<Check>, findings: &Findings) {
         state: State::unless(sysctl.as_deref() == Some("1") || open, State::Note),
         found: sysctl.unwrap_or("not there".to_owned()),
         why: "1 opens the system call to everybody.",
-        todo: "sudo sysctl vm.unprivileged_userfaultfd=1",
+        todo: "sudo sysctl vm.unprivileged_userfaultfd=1".into(),
     });
     let capable = status("CapEff:")
         .and_then(|text| u64::from_str_radix(&text, 16).ok())
@@ -212,7 +214,7 @@ fn ways_in(checks: &mut Vec<Check>, findings: &Findings) {
         state: State::unless(capable || open, State::Note),
         found: (if capable { "yes" } else { "no" }).to_owned(),
         why: "Opens the system call without the sysctl.",
-        todo: "run as root, or with --cap-add SYS_PTRACE in a container",
+        todo: "run as root, or with --cap-add SYS_PTRACE in a container".into(),
     });
     let filter = status("Seccomp:").unwrap_or_default();
     checks.push(Check {
@@ -220,7 +222,7 @@ fn ways_in(checks: &mut Vec<Check>, findings: &Findings) {
         state: State::unless(filter != "2", State::Note),
         found: (if filter == "2" { "a filter is active" } else { "none" }).to_owned(),
         why: "Container profiles usually hide userfaultfd(2); the device is not affected.",
-        todo: "--device /dev/userfaultfd, or a profile that allows userfaultfd",
+        todo: "--device /dev/userfaultfd, or a profile that allows userfaultfd".into(),
     });
 }
 
@@ -242,9 +244,9 @@ fn features(checks: &mut Vec<Check>, findings: &Findings) {
             found: (if found { "yes" } else { "no" }).to_owned(),
             why,
             todo: if feature == Feature::MOVE {
-                "boot Linux 6.8 or newer"
+                "boot Linux 6.8 or newer".into()
             } else {
-                "boot Linux 4.14 or newer"
+                "boot Linux 4.14 or newer".into()
             },
         });
     }
@@ -253,7 +255,7 @@ fn features(checks: &mut Vec<Check>, findings: &Findings) {
         state: State::unless(findings.moved.is_ok(), State::Bad),
         found: findings.moved.map_or_else(|error| error.to_string(), |()| "yes".to_owned()),
         why: "The proof: opened, registered and moved as 'zfolio run' does it.",
-        todo: "see what failed above",
+        todo: "see what failed above".into(),
     });
 }
 
@@ -265,7 +267,7 @@ fn process(checks: &mut Vec<Check>) {
         found: library
             .map_or_else(|why| why.message().to_owned(), |path| path.display().to_string()),
         why: "It is loaded into the program.",
-        todo: "make build, or install zfolio with its library, in a place without spaces",
+        todo: "make build, or install zfolio with its library, in a place without spaces".into(),
     });
     let directory = stats_file::prepare_directory(probe::effective_uid());
     checks.push(Check {
@@ -273,7 +275,7 @@ fn process(checks: &mut Vec<Check>) {
         state: State::unless(directory.is_ok(), State::Warn),
         found: directory.map_or_else(|error| error, |path| path.display().to_string()),
         why: "The statistics of a process live there; without it 'stat' and 'run' have no figures.",
-        todo: "mount a tmpfs on /dev/shm, or remove what is in the way",
+        todo: "mount a tmpfs on /dev/shm, or remove what is in the way".into(),
     });
     let rseq = probe::has_rseq();
     checks.push(Check {
@@ -281,7 +283,7 @@ fn process(checks: &mut Vec<Check>) {
         state: State::unless(rseq, State::Warn),
         found: (if rseq { "registered by the C library" } else { "no" }).to_owned(),
         why: "Tells the CPU of a waiting thread at once; without it, handlers do not follow it.",
-        todo: "use glibc 2.35 or newer, and do not set GLIBC_TUNABLES=glibc.pthread.rseq=0",
+        todo: "use glibc 2.35 or newer, and do not set GLIBC_TUNABLES=glibc.pthread.rseq=0".into(),
     });
     let limit = probe::address_space_limit();
     checks.push(Check {
@@ -289,7 +291,7 @@ fn process(checks: &mut Vec<Check>) {
         state: State::unless(limit.is_none(), State::Warn),
         found: limit.map_or_else(|| "unlimited".to_owned(), size::display),
         why: "zfolio reserves address space, which costs no memory but counts here.",
-        todo: "ulimit -v unlimited",
+        todo: "ulimit -v unlimited".into(),
     });
     let mappings = read("/proc/sys/vm/max_map_count");
     let enough = mappings.as_deref().and_then(|text| text.parse::<u64>().ok());
@@ -298,7 +300,7 @@ fn process(checks: &mut Vec<Check>) {
         state: State::unless(enough.is_some_and(|count| count >= MAPPINGS_MIN), State::Warn),
         found: mappings.unwrap_or("unknown".to_owned()),
         why: "Each managed region and each hole in one is a mapping.",
-        todo: "sudo sysctl vm.max_map_count=262144",
+        todo: "sudo sysctl vm.max_map_count=262144".into(),
     });
 }
 
@@ -316,7 +318,7 @@ fn disk(checks: &mut Vec<Check>) {
             Err(refusal) => refusal.to_string(),
         },
         why: "What does not fit compressed goes there; without it the limit is passed.",
-        todo: "zfolio run --spill DIR, or TMPDIR=DIR, with a directory on a disk",
+        todo: "zfolio run --spill DIR, or TMPDIR=DIR, with a directory on a disk".into(),
     });
     if let Ok(is_direct) = spill::is_direct(&directory) {
         checks.push(Check {
@@ -324,7 +326,7 @@ fn disk(checks: &mut Vec<Check>) {
             state: State::unless(is_direct, State::Note),
             found: (if is_direct { "yes" } else { "no" }).to_owned(),
             why: "What is spilled goes past the page cache; without it, it takes the machine's memory until written.",
-            todo: "zfolio run --spill DIR, with a directory on another file system (ext4, XFS, btrfs)",
+            todo: "zfolio run --spill DIR, with a directory on another file system (ext4, XFS, btrfs)".into(),
         });
     }
     let ring = uring::probe();
@@ -333,8 +335,10 @@ fn disk(checks: &mut Vec<Check>) {
         state: State::unless(ring.is_ok(), State::Note),
         found: ring.map_or_else(|errno| ErrnoText(errno).to_string(), |()| "yes".to_owned()),
         why: "Reads and writes the disk; plain system calls do it where it is forbidden, slower.",
-        todo: "allow io_uring_setup and io_uring_enter in the container's seccomp profile, and see \
-               kernel.io_uring_disabled",
+        todo:
+            "allow io_uring_setup and io_uring_enter in the container's seccomp profile, and see \
+               kernel.io_uring_disabled"
+                .into(),
     });
 }
 
@@ -346,7 +350,7 @@ fn memory(checks: &mut Vec<Check>) {
         found: overcommit.unwrap_or("unknown".to_owned()),
         why: "2 counts address space as if it were memory: a program that needs more than there is \
               gets none.",
-        todo: "sudo sysctl vm.overcommit_memory=0",
+        todo: "sudo sysctl vm.overcommit_memory=0".into(),
     });
     let huge = read("/sys/kernel/mm/transparent_hugepage/enabled");
     checks.push(Check {
@@ -354,7 +358,7 @@ fn memory(checks: &mut Vec<Check>) {
         state: State::Good,
         found: chosen(huge.as_deref()),
         why: "",
-        todo: "",
+        todo: Cow::default(),
     });
     let allowance = Allowance::here();
     let found = allowance.as_ref().map(|allowance| {
@@ -365,7 +369,7 @@ fn memory(checks: &mut Vec<Check>) {
         state: State::unless(allowance.is_some(), State::Warn),
         found: found.unwrap_or("unknown".to_owned()),
         why: "'zfolio run' takes half of it unless --limit is given.",
-        todo: "mount /proc, or always give --limit",
+        todo: "mount /proc, or always give --limit".into(),
     });
 }
 
@@ -383,7 +387,7 @@ fn for_bench(checks: &mut Vec<Check>) {
         state: State::unless(zram, State::Note),
         found: (if zram { "yes" } else { "no" }).to_owned(),
         why: "'zfolio bench --against kernel' compares with the kernel's own compressed swap.",
-        todo: "sudo modprobe zram, if you want the comparison",
+        todo: "sudo modprobe zram, if you want the comparison".into(),
     });
     let controller = |path: &str, line: &str| {
         read(path).is_some_and(|text| text.split_whitespace().any(|word| word == line))
@@ -400,7 +404,7 @@ fn for_bench(checks: &mut Vec<Check>) {
         }
         .to_owned(),
         why: "The comparison needs one to put the kernel under the same limit.",
-        todo: "mount a cgroup hierarchy with the memory controller",
+        todo: "mount a cgroup hierarchy with the memory controller".into(),
     });
     let root = probe::effective_uid() == 0;
     checks.push(Check {
@@ -408,7 +412,7 @@ fn for_bench(checks: &mut Vec<Check>) {
         state: State::unless(root, State::Note),
         found: (if root { "yes" } else { "no" }).to_owned(),
         why: "Setting up zram and a cgroup needs root; nothing else here does.",
-        todo: "sudo zfolio bench, if you want the comparison",
+        todo: "sudo zfolio bench, if you want the comparison".into(),
     });
 }
 
@@ -422,31 +426,41 @@ fn for_device(checks: &mut Vec<Check>) {
         found: refusal.unwrap_or_else(|| (if is_there { "yes" } else { "no" }).to_owned()),
         why: "'zfolio device add --ublk' makes a disk a block device of this machine.",
         todo: "boot Linux 6.6 or newer with CONFIG_BLK_DEV_UBLK and sudo modprobe ublk_drv, or use --nbd or \
-               --vhost-user",
+               --vhost-user"
+            .into(),
     });
 }
 
 /// The hardware that compresses, and what programs may use of it.
-fn accelerators(checks: &mut Vec<Check>) {
-    let devices = discover::devices(Path::new("/sys"));
+fn accelerators(checks: &mut Vec<Check>, sysfs: &Path, dev: &Path) {
+    let devices = discover::devices(sysfs);
     checks.push(Check {
         what: "IAA devices".to_owned(),
         state: State::unless(!devices.is_empty(), State::Note),
         found: if devices.is_empty() { "no".to_owned() } else { devices.len().to_string() },
         why: "Intel's In-Memory Analytics Accelerator compresses in hardware; without it, processors do.",
-        todo: "nothing, unless the machine has one: then sudo modprobe idxd",
+        todo: "nothing, unless the machine has one: then sudo modprobe idxd".into(),
     });
     if devices.is_empty() {
         return;
     }
-    let queues = devices.iter().flat_map(|device| device.usable(Path::new("/dev/iax")));
-    let usable = queues.flatten().count();
+    let (mut usable, mut closed, mut other) = (0, None, None);
+    for queue in devices.iter().flat_map(|device| device.usable(dev)) {
+        match queue.map(|found| found.may_open()) {
+            Ok(Ok(())) => usable += 1,
+            Ok(Err(refused)) => _ = closed.get_or_insert(refused.why),
+            Err(refused) => {
+                _ = other.get_or_insert_with(|| format!("{}: {}", refused.name, refused.why));
+            }
+        }
+    }
     checks.push(Check {
         what: "IAA queues".to_owned(),
         state: State::unless(usable > 0, State::Note),
-        found: format!("{usable} for programs"),
-        why: "A program needs a queue of type user; 'zfolio iaa list' shows all.",
-        todo: "sudo zfolio iaa setup",
+        found: format!("{usable} for programs of this user"),
+        why: "A program needs a queue of type user, and permission; 'zfolio iaa list' shows all.",
+        // A queue that is meant for programs, and is closed to this user, says more than those that are not set up.
+        todo: closed.or(other).map_or("sudo zfolio iaa setup".into(), Cow::from),
     });
 }
 
@@ -471,13 +485,53 @@ fn status(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{at_least, chosen};
+    use std::fs;
+
+    use super::{Check, State, accelerators, at_least, chosen};
 
     #[test]
     fn releases_are_compared_as_numbers() {
         assert!(at_least("6.8.0", 6, 8) && at_least("6.12.3-amd64", 6, 8) && at_least("7.0", 6, 8));
         assert!(!at_least("6.1.0-40-amd64", 6, 8) && !at_least("5.15", 6, 8));
         assert!(!at_least("unknown", 6, 8));
+    }
+
+    /// Goal: queues count only if this user may open them, and the advice is about the first one that is meant for
+    /// programs. Method: a made-up sysfs, in which files are missing, as in a container.
+    #[test]
+    fn queues_that_cannot_be_opened_do_not_count() {
+        let root = std::env::temp_dir().join(format!("zfolio-doctor-{}", std::process::id()));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let queues = || {
+            let mut checks: Vec<Check> = Vec::new();
+            accelerators(&mut checks, &root, &root.join("dev"));
+            let last = checks.pop().unwrap();
+            assert_eq!(last.what, "IAA queues");
+            (last.state, last.found, last.todo.into_owned())
+        };
+        write("bus/dsa/devices/iax1/numa_node", "0");
+        let none = "0 for programs of this user".to_owned();
+        assert_eq!(queues(), (State::Note, none.clone(), "sudo zfolio iaa setup".to_owned()));
+        for queue in ["wq1.0", "wq1.1"] {
+            for (attribute, value) in [("type", "user"), ("mode", "dedicated"), ("size", "8")] {
+                write(&format!("bus/dsa/devices/{queue}/{attribute}"), value);
+            }
+            write(&format!("bus/dsa/devices/{queue}/state"), "disabled");
+        }
+        let todo = "wq1.0: its state is 'disabled': run 'zfolio iaa setup' as root".to_owned();
+        assert_eq!(queues(), (State::Note, none.clone(), todo));
+        write("bus/dsa/devices/wq1.1/state", "enabled");
+        let (state, found, todo) = queues();
+        assert_eq!((state, found), (State::Note, none));
+        assert!(todo.contains("dev/wq1.1: ") && todo.ends_with("container or sandbox"), "{todo}");
+        write("dev/wq1.1", "");
+        let (state, found, _) = queues();
+        assert_eq!((state, &*found), (State::Good, "1 for programs of this user"));
+        fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use zfolio_iaa::portal::hardware::Mode;
 use zfolio_iaa::setup::{self, Plan, Refused, Wanted};
+use zfolio_sys::signal;
 
 use crate::failure::Failure;
 use crate::output::print;
@@ -68,8 +69,8 @@ struct ListArgs {
 #[derive(Args, Debug)]
 #[command(
     after_help = "All queues of the devices are configured anew, with type user, driver user, one group with all
-engines; a device's descriptors are shared equally. If a step fails, all is put back as it was. What was
-set up is gone after the next boot.
+engines; a device's descriptors are shared equally. If a step fails, all is put back as it was. Ctrl-C
+waits until it is done. What was set up is gone after the next boot.
 
 Examples:
   zfolio iaa setup --dry-run
@@ -148,18 +149,20 @@ fn set_up(arguments: &SetupArgs) -> Result<ExitCode, Failure> {
         Refused::Argument(why) => Failure::argument(why),
         Refused::Machine(why) => Failure::machine(why),
     })?;
-    let text = if arguments.dry_run {
+    if arguments.dry_run {
         let writes = plan.writes().into_iter();
-        writes
-            .map(|(path, text)| format!("echo {text} > {}\n", sysfs.join(path).display()))
-            .collect()
-    } else {
-        plan.apply(sysfs, setup::write).map_err(|failed| Failure::machine(failed.to_string()))?;
-        plan.queues
-            .iter()
-            .map(|name| format!("{}\n", arguments.system.dev.join(name).display()))
-            .collect::<String>()
-    };
-    print(&text)?;
+        let lines =
+            writes.map(|(path, text)| format!("echo {text} > {}\n", sysfs.join(path).display()));
+        print(&lines.collect::<String>())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Whoever ended this in the middle would leave devices half set up, and only this process knows how they were.
+    let mask = signal::block_sent();
+    // After a failure the signals stay blocked: `main` says what was put back, and ends.
+    plan.apply(sysfs, setup::write).map_err(|failed| Failure::machine(failed.to_string()))?;
+    let files = plan.queues.iter().map(|name| arguments.system.dev.join(name));
+    let printed = print(&files.map(|file| format!("{}\n", file.display())).collect::<String>());
+    signal::restore(&mask);
+    printed?;
     Ok(ExitCode::SUCCESS)
 }

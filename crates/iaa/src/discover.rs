@@ -66,6 +66,19 @@ impl Found {
         }
     }
 
+    /// Whether this user may open the queue, as far as its file says. It is not opened, since a dedicated queue is one
+    /// program's.
+    ///
+    /// # Errors
+    ///
+    /// Why not, and what to do.
+    pub fn may_open(&self) -> Result<(), Unusable> {
+        files::may_change(&self.path).map_err(|errno| {
+            let why = refusal(&self.path, &hardware::Error::Map(errno));
+            Unusable { name: self.name.clone(), why }
+        })
+    }
+
     /// The queue behind this portal.
     pub(crate) fn with(&self, portal: Box<dyn Portal>) -> WorkQueue {
         let Found { device, package, depth, .. } = *self;
@@ -82,6 +95,7 @@ impl Found {
 
 /// Why a queue cannot be opened, and what to do.
 fn refusal(path: &Path, error: &hardware::Error) -> String {
+    let directory;
     let advice = match error {
         hardware::Error::Instruction(_) => "no processor with the device lacks it",
         hardware::Error::Map(Errno::BUSY) => {
@@ -94,7 +108,14 @@ fn refusal(path: &Path, error: &hardware::Error) -> String {
         hardware::Error::Map(Errno::NOTTY) => {
             "remove it: the kernel makes the device when the queue is enabled"
         }
-        hardware::Error::Map(_) => "give this user read and write permission",
+        hardware::Error::Map(Errno::ACCESS) => "give this user read and write permission",
+        // The kernel has enabled the queue, and makes a file for each one.
+        hardware::Error::Map(Errno::NOENT | Errno::NOTDIR) => {
+            let parent = path.parent().unwrap_or(path).display();
+            directory = format!("pass {parent} into this container or sandbox");
+            &directory
+        }
+        hardware::Error::Map(_) => "the kernel's log (dmesg) may say more",
     };
     format!("{}: {error}; {advice}", path.display())
 }
@@ -196,8 +217,11 @@ impl Queue {
     }
 
     fn mode_and_depth(&self) -> Result<(Mode, u32), String> {
-        let read =
-            |attribute: &str| self.get(attribute).ok_or(format!("{attribute} is not readable"));
+        let unreadable = |attribute: &str| {
+            let advice = "let this user, or this container, read /sys/bus/dsa/devices";
+            format!("{attribute} is not readable: {advice}")
+        };
+        let read = |attribute: &str| self.get(attribute).ok_or_else(|| unreadable(attribute));
         let state = read("state")?;
         if state != "enabled" {
             return Err(format!("its state is '{state}': {ADVICE}"));
@@ -397,7 +421,13 @@ mod tests {
         assert_eq!(found[2].path, Path::new("/dev/iax/wq3.1"));
         assert_eq!(packages(&tree.0), [0, 1, 0, 1]);
         let refused = found[0].open().expect_err("there is no such file");
-        assert!(refused.why.contains("movdir64b") || refused.why.contains("permission"));
+        let is_no_file = |why: &str| why.ends_with("pass /dev/iax into this container or sandbox");
+        assert!(refused.why.contains("movdir64b") || is_no_file(&refused.why), "{}", refused.why);
+        let refused = found[0].may_open().expect_err("there is no such file");
+        assert!(refused.name == "wq1.9" && is_no_file(&refused.why), "{}", refused.why);
+        tree.write("wq1.9", "");
+        let there = Found { path: tree.0.join("wq1.9"), ..found[0].clone() };
+        assert_eq!(there.may_open(), Ok(()));
     }
 
     #[test]
@@ -406,6 +436,8 @@ mod tests {
         for (error, advice) in [
             (hardware::Error::Map(Errno::ACCESS), "give this user read and write permission"),
             (hardware::Error::Map(Errno::PERM), "(INTEL-SA-01084): run this as root"),
+            (hardware::Error::Map(Errno::NOENT), "pass /dev/iax into this container or sandbox"),
+            (hardware::Error::Map(Errno::NXIO), "the kernel's log (dmesg) may say more"),
             (
                 hardware::Error::Map(Errno::NOTTY),
                 "it is no character device; remove it: the kernel makes the device when the queue is enabled",
@@ -455,7 +487,7 @@ mod tests {
                 "its mode is 'other'; accepted: dedicated and shared",
                 "its size is 0: run 'zfolio iaa setup' as root",
                 "size is 'many': a number is expected",
-                "type is not readable",
+                "type is not readable: let this user, or this container, read /sys/bus/dsa/devices",
             ]
         );
         let why = |sysfs: &Path| why(sysfs, Path::new("/dev/iax"));

@@ -110,6 +110,15 @@ pub fn exists(path: &Path) -> bool {
     rustix::fs::access(path, Access::EXISTS).is_ok()
 }
 
+/// Whether this process may open the file at `path` to read and write, as far as its permissions say.
+///
+/// # Errors
+///
+/// Those of `access`: why not.
+pub fn may_change(path: &Path) -> Result<(), Errno> {
+    rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK)
+}
+
 /// What tells the device file at `path` from one that is made there later: its inode and the device.
 ///
 /// # Errors

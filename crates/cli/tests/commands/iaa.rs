@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use crate::stage::{output_of, scratch};
+use crate::stage::{kill, output_of, scratch, texts, wait_for, zfolio};
 
 /// A device with a queue of the kernel's and one that is off. `state` is that of the first.
 fn tree(name: &str, state: &str) -> PathBuf {
@@ -95,4 +96,38 @@ fn a_dry_run_writes_nothing_and_a_failure_is_undone() {
         (read("devices/wq1.0/type"), read("devices/wq1.0/size")),
         ("kernel".into(), "128".into())
     );
+}
+
+/// Goal: a signal in the middle of a setup leaves nothing half done. Method: a FIFO in place of a file, at which the
+/// command waits once it has changed the configuration; no driver enables the device then, so that all is undone.
+#[test]
+fn a_signal_does_not_interrupt_a_setup() {
+    let root = tree("iaa-signal", "disabled");
+    let at = root.to_str().expect("plain");
+    let fifo = root.join("bus/dsa/drivers/idxd/bind");
+    fs::remove_file(&fifo).expect("it is ours");
+    let made = Command::new("mkfifo").arg(&fifo).status().expect("there is mkfifo");
+    assert!(made.success());
+    let kind = || {
+        let text = fs::read_to_string(root.join("bus/dsa/devices/wq1.0/type"));
+        text.expect("it is there").trim().to_owned()
+    };
+    let arguments = ["iaa", "setup", "--queues", "1", "--sysfs", at, "--dev", at];
+    let mut setup = zfolio(&arguments);
+    let setup = setup.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it is built");
+    wait_for("the new configuration", || kind() == "user");
+    for signal in ["TERM", "INT", "HUP"] {
+        kill(signal, setup.id().into());
+    }
+    // Opened for both, it waits for nobody, also if the command is gone.
+    let both = fs::OpenOptions::new().read(true).write(true).open(&fifo).expect("it is ours");
+    let output = setup.wait_with_output().expect("it ends");
+    drop(both);
+    let (out, err) = texts(&output);
+    assert_eq!((output.status.code(), &*out), (Some(125), ""), "{err}");
+    assert!(
+        err.contains("iax1 was not enabled") && err.contains("everything is as before"),
+        "{err}"
+    );
+    assert_eq!(kind(), "kernel");
 }

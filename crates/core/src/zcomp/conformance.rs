@@ -12,10 +12,10 @@
 //! # }
 //! ```
 //!
-//! [`check`] compresses and decompresses units of many kinds, one at a time and in batches of every length, 0 included,
-//! with damaged ones among them, on one stream and on streams of several threads. [`check_format`] checks that one backend
-//! reads what another one writes. Each [`Promise`] that does not hold is reported once for each size of unit. The units
-//! are random; the variable `SEED` chooses others, and every report has the seed.
+//! [`check`] compresses and decompresses units of many kinds, one at a time and in batches of every length, 0
+//! included, with damaged ones among them, on one stream and on streams of several threads. [`check_format`] checks
+//! that one backend reads what another one writes. Each [`Promise`] that does not hold is reported once for each
+//! size of unit. The units are random; the variable `SEED` chooses others, and every report has the seed.
 //!
 //! # What is not checked
 //!

@@ -33,8 +33,8 @@ pub struct Hardware {
 pub enum Error {
     /// The processor lacks the instruction; no processor with the device does.
     Instruction(Mode),
-    /// The device cannot be opened or mapped. `ACCESS`: the user needs write permission; `NOTTY`: the file is none of a
-    /// device.
+    /// The device cannot be opened or mapped. `ACCESS`: the user needs write permission; `NOENT`: there is no such file
+    /// here; `NOTTY`: the file is none of a device.
     Map(Errno),
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Error {
             Error::Instruction(Mode::Dedicated) => f.write_str("this processor has no movdir64b"),
             Error::Instruction(Mode::Shared) => f.write_str("this processor has no enqcmd"),
             Error::Map(Errno::NOTTY) => f.write_str("it is no character device"),
-            Error::Map(errno) => write!(f, "it cannot be mapped: {errno}"),
+            Error::Map(errno) => write!(f, "it cannot be opened or mapped: {errno}"),
         }
     }
 }

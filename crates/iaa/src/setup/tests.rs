@@ -364,18 +364,18 @@ fn what_cannot_be_put_back_is_one_attribute() {
     let root = kernel.root.clone();
     let failed = plan
         .apply(&root, |path, text| match text {
-            "000000f0" => Err(io::Error::other("broken")),
+            "4096" => Err(io::Error::other("broken")),
             "wq3.1" => Err(io::Error::other("injected")),
             _ => kernel.write(path, text),
         })
         .unwrap_err();
     let lost = |queue: &str| {
-        let path = format!("/sys/bus/dsa/devices/{queue}/op_config");
-        format!("{queue}/op_config ('000000f0' cannot be written to {path}: broken)")
+        let path = format!("/sys/bus/dsa/devices/{queue}/max_transfer_size");
+        format!("{queue}/max_transfer_size ('4096' cannot be written to {path}: broken)")
     };
     assert_eq!(failed.left, [lost("wq3.0"), lost("wq1.0")]);
     for queue in ["wq1.0", "wq3.0"] {
-        before.insert(kernel.path(queue, "op_config"), "000001ff\n".to_owned());
+        before.insert(kernel.path(queue, "max_transfer_size"), "2097152\n".to_owned());
     }
     assert_eq!(kernel.contents(), before);
 }
