@@ -3,8 +3,8 @@
 //! # Concurrency
 //!
 //! One thread accepts, and each connection has a thread of its own. A lock (`Shared::live`) protects the list of
-//! connections; it is held for an insert or a remove, or for what must be done while nobody is connected, never across
-//! a system call that waits.
+//! connections; it is held for an insert or a remove, never across a system call that waits. What must be done while
+//! nobody is connected holds the server ([`Clients::hold`]): who connects then waits until it is let go.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -159,12 +159,33 @@ struct Shared<P: Protocol> {
     max: usize,
     /// The connections, by the number of their acceptance.
     live: Mutex<RANK_LIVE, BTreeMap<u64, Arc<P::Stream>>>,
-    /// Rings when a connection ends, or nothing more is to be accepted.
-    wake: EventFd,
+    gate: Arc<Gate>,
     /// Nothing more is accepted. Relaxed throughout: it carries no data.
     ends: AtomicBool,
     accepted: AtomicU64,
     refused: AtomicU64,
+}
+
+/// Whether connections begin.
+#[derive(Debug)]
+struct Gate {
+    /// Rings when a connection ends, nothing more is to be accepted, or a hold ends.
+    wake: EventFd,
+    /// None begins. Relaxed throughout: it is set, and looked at before a connection is put on the list, while the list
+    /// is locked.
+    is_held: AtomicBool,
+}
+
+/// Nobody is connected to a server, and nobody's connection begins until this is dropped: who connects waits.
+#[derive(Debug)]
+#[must_use = "connections begin once it is dropped"]
+pub struct Held(Arc<Gate>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.is_held.store(false, Relaxed);
+        self.0.wake.ring();
+    }
 }
 
 /// Takes a connection off the list when its thread ends, however it ends.
@@ -178,7 +199,7 @@ impl<P: Protocol> Drop for Leaves<P> {
         let stream = self.shared.live.lock().remove(&self.number);
         // The last use of the socket, which closes it; not under the lock.
         drop(stream);
-        self.shared.wake.ring();
+        self.shared.gate.wake.ring();
     }
 }
 
@@ -197,7 +218,7 @@ impl<P: Protocol> Clients<P> {
             protocol,
             max,
             live: Mutex::new(BTreeMap::new()),
-            wake: EventFd::new()?,
+            gate: Arc::new(Gate { wake: EventFd::new()?, is_held: AtomicBool::new(false) }),
             ends: AtomicBool::new(false),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -228,20 +249,22 @@ impl<P: Protocol> Clients<P> {
         self.shared.live()
     }
 
-    /// Calls `then` if there are no connections; none begins meanwhile. Returns how many there are.
-    pub(crate) fn if_none(&self, then: impl FnOnce()) -> usize {
+    /// Has no connection begin if there is none. An error: how many there are. Not while it is held already.
+    pub(crate) fn hold(&self) -> Result<Held, usize> {
         let live = self.shared.live.lock();
-        if live.is_empty() {
-            then();
+        if !live.is_empty() {
+            return Err(live.len());
         }
-        live.len()
+        let was_held = self.shared.gate.is_held.swap(true, Relaxed);
+        debug_assert!(!was_held, "the first one to end would let the other one's clients in");
+        Ok(Held(Arc::clone(&self.shared.gate)))
     }
 
     /// Accepts nothing more, and closes the listeners. Returns whether it did so before.
     pub(crate) fn close(&mut self) -> bool {
         let Some(acceptor) = self.acceptor.take() else { return true };
         self.shared.ends.store(true, Relaxed);
-        self.shared.wake.ring();
+        self.shared.gate.wake.ring();
         // It can only have panicked, and then it accepts nothing either.
         acceptor.join().ok();
         false
@@ -261,8 +284,8 @@ impl<P: Protocol> Clients<P> {
             if left_ms == 0 {
                 return;
             }
-            if self.shared.wake.wait(u16::try_from(left_ms).unwrap_or(u16::MAX)) {
-                self.shared.wake.clear();
+            if self.shared.gate.wake.wait(u16::try_from(left_ms).unwrap_or(u16::MAX)) {
+                self.shared.gate.wake.clear();
             }
         }
     }
@@ -312,11 +335,11 @@ impl<P: Protocol> Shared<P> {
 
     /// Waits for a connection or a ring. Returns which listeners have a connection, and whether nothing came in time.
     fn wait(&self, listeners: &[Listener], time: Option<&Timespec>) -> (Vec<bool>, bool) {
-        let files = std::iter::once(self.wake.file()).chain(listeners.iter().map(AsFd::as_fd));
+        let files = std::iter::once(self.gate.wake.file()).chain(listeners.iter().map(AsFd::as_fd));
         let mut polled: Vec<_> =
             files.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)).collect();
         let count = poll(&mut polled, time).unwrap_or(1);
-        self.wake.clear();
+        self.gate.wake.clear();
         (polled[1..].iter().map(|file| !file.revents().is_empty()).collect(), count == 0)
     }
 
@@ -329,11 +352,18 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
-    /// Starts the thread of a connection.
+    /// Starts the thread of a connection, once the server is not held.
     fn begin(self: &Arc<Self>, socket: OwnedFd, listener: &Listener) {
         let number = self.accepted.fetch_add(1, Relaxed);
         let stream = Arc::new(self.protocol.open(socket, listener));
-        self.live.lock().insert(number, Arc::clone(&stream));
+        let mut live = self.live.lock();
+        while self.gate.is_held.load(Relaxed) && !self.ends.load(Relaxed) {
+            drop(live);
+            self.wait(&[], None);
+            live = self.live.lock();
+        }
+        live.insert(number, Arc::clone(&stream));
+        drop(live);
         let leaves = Leaves { shared: Arc::clone(self), number };
         let thread = std::thread::Builder::new().name(P::NAME.to_owned());
         let started = thread.spawn(move || {

@@ -36,7 +36,7 @@ use zfolio_sys::eventfd::EventFd;
 
 use crate::address::Address;
 use crate::attributes::{self, Refusal};
-use crate::clients::{Clients, Protocol};
+use crate::clients::{Clients, Held, Protocol};
 use crate::listen::{Listener, Unusable};
 use crate::ram::Ram;
 use crate::saved::{self, Kept};
@@ -169,8 +169,9 @@ pub enum Guarded {
     Reset,
 }
 
-/// Why a disk must not be ended or reset now, in one line; `None`: nothing forbids it.
-pub type Guard = Box<dyn Fn(Guarded) -> Option<String> + Send + Sync>;
+/// Looks whether a disk may be ended or reset now. An error says in one line why it must not. What it holds otherwise
+/// is let go when the contents are dropped.
+pub type Guard = Box<dyn Fn(Guarded) -> Result<Vec<Held>, String> + Send + Sync>;
 
 /// A control socket that is served. Dropping it ends that and removes the socket.
 #[derive(Debug)]
@@ -355,7 +356,7 @@ impl Requests {
             return stream.write_all(self.reset(value).as_bytes());
         }
         let guard = line.strip_prefix("stop").and_then(|_| self.guard.get());
-        if let Some(why) = guard.and_then(|guard| guard(Guarded::End)) {
+        if let Some(Err(why)) = guard.map(|guard| guard(Guarded::End)) {
             return stream.write_all(format!("refused {why}\n").as_bytes());
         }
         if line == "read block_state" {
@@ -401,26 +402,30 @@ impl Requests {
         }
         // Else the end could begin between this look and the reset, and save a part of what is dropped.
         let is_ending = self.is_ending.lock();
-        let why = match self.guard.get() {
-            _ if *is_ending => Some("the disk is about to end".to_owned()),
+        let held = match self.guard.get() {
+            _ if *is_ending => Err("the disk is about to end".to_owned()),
             // Its servers start, and nobody can say yet whether clients are there.
-            None => Some("the disk is not served yet; accepted: once it is".to_owned()),
+            None => Err("the disk is not served yet; accepted: once it is".to_owned()),
             Some(guard) => guard(Guarded::Reset),
         };
-        match why.or_else(|| self.forget_notes()) {
-            Some(why) => format!("refused {why}\n"),
-            None => reply(attributes::write(&self.ram, "reset", value).map(|()| String::new())),
+        // Held until the contents are gone: a client that came before would see a part of them go.
+        match held.and_then(|held| self.forget_notes().map(|()| held)) {
+            Err(why) => format!("refused {why}\n"),
+            Ok(_held) => {
+                reply(attributes::write(&self.ram, "reset", value).map(|()| String::new()))
+            }
         }
     }
 
-    /// Nobody goes on with what is dropped. Returns why that cannot be: a file is being written that says so already.
-    fn forget_notes(&self) -> Option<String> {
+    /// Nobody goes on with what is dropped. An error says why that cannot be: a file is being written that says so
+    /// already.
+    fn forget_notes(&self) -> Result<(), String> {
         let mut notes = self.notes.lock();
         if !notes.is_empty() && Arc::strong_count(&notes) > 1 {
-            return Some("the disk is being saved; accepted: once that is done".to_owned());
+            return Err("the disk is being saved; accepted: once that is done".to_owned());
         }
         *notes = Arc::default();
-        None
+        Ok(())
     }
 
     /// Has the disk end, and answers.
@@ -606,7 +611,8 @@ mod tests {
         let is_used = Arc::new(AtomicBool::new(true));
         let used = Arc::clone(&is_used);
         control.set_guard(Box::new(move |asked| {
-            used.load(Relaxed).then(|| format!("it is in use: {asked:?}"))
+            let is_free = !used.load(Relaxed);
+            is_free.then(Vec::new).ok_or_else(|| format!("it is in use: {asked:?}"))
         }));
         for (request, asked) in [("stop", "End"), ("write reset 1", "Reset")] {
             let refused = Answer::Refused(format!("it is in use: {asked}"));
@@ -641,7 +647,7 @@ mod tests {
         assert_eq!(ask(&path, "write reset 1").unwrap(), early);
         assert_eq!(disk.zram().mm_stat().orig_data_size, 4096);
         assert_eq!(ask(&path, "write mem_limit 1M").unwrap(), Answer::Done(String::new()));
-        control.set_guard(Box::new(|_| None));
+        control.set_guard(Box::new(|_| Ok(Vec::new())));
         assert_eq!(ask(&path, "write reset 1").unwrap(), Answer::Done(String::new()));
         assert_eq!(disk.zram().mm_stat().orig_data_size, 0);
     }
@@ -653,7 +659,7 @@ mod tests {
         let path = path("notes");
         let file = path.with_extension("disk");
         let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
-        control.set_guard(Box::new(|_| None));
+        control.set_guard(Box::new(|_| Ok(Vec::new())));
         let saved = || {
             let asked = ask(&path, &format!("save {}", file.display())).unwrap();
             assert!(matches!(asked, Answer::Done(_)), "{asked:?}");
@@ -700,7 +706,7 @@ mod tests {
             // Where nothing waits this is where it shows.
             std::thread::sleep(Duration::from_millis(100));
             let is_early = has_ended.load(Relaxed);
-            say.send(None).unwrap();
+            say.send(Ok(Vec::new())).unwrap();
             assert_eq!(reset.join().unwrap(), Answer::Done(String::new()));
             assert_eq!((is_early, left.join().unwrap()), (false, 0));
         });

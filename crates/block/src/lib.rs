@@ -27,5 +27,5 @@ pub mod saved;
 #[doc(hidden)]
 pub mod testing;
 
-pub use clients::{Counts, Refusals, Report};
+pub use clients::{Counts, Held, Refusals, Report};
 pub use device::{Device, Error, SECTOR_BYTES};

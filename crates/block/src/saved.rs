@@ -301,10 +301,10 @@ impl Kept {
     }
 
     /// Removes the file that is written, which is ours as long as the lock is held: unless somebody else has removed
-    /// it, or this has.
+    /// it, or this has. What says that the last disk was not saved stays, for the next one to tell.
     fn give_back(&self) {
         self.is_served.store(false, Relaxed);
-        if self.is_written_at(&self.partial) {
+        if !self.follows_unsaved && self.is_written_at(&self.partial) {
             fs::remove_file(&self.partial).ok();
         }
     }
@@ -753,7 +753,8 @@ mod tests {
         assert!(stale.contains("is older; accepted: remove '") && partial.exists(), "{stale}");
         assert!(matches!(Kept::take(&path), Err(Unsaved::Stale { .. })));
         fs::remove_file(&path).unwrap();
-        // Nothing that is older: it begins empty.
+        // Nothing that is older: it begins empty. A start that fails does not keep the next one from saying so.
+        drop(Kept::take(&path).unwrap());
         let mut kept = Kept::take(&path).unwrap();
         assert_eq!(kept.lost_before(), Some(path.as_path()));
         kept.note_served().unwrap();

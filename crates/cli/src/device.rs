@@ -31,8 +31,9 @@ use arguments::{Command, RemoveArgs, StatArgs};
 /// What the names of control sockets begin with.
 const PREFIX: &str = "device.";
 
-/// How long to wait for a disk to end.
+/// How long to wait for a disk to end; and for its process after that, which may have much memory to free.
 const STOP_TURNS: u32 = 500;
+const END_TURNS: u32 = 3000;
 const STOP_TURN: Duration = Duration::from_millis(20);
 
 /// How long to wait for a disk that has ended a connection without an answer.
@@ -222,21 +223,25 @@ fn remove(arguments: &RemoveArgs) -> Result<ExitCode, Failure> {
     let connected = control::connect(&path).ok();
     let process = connected.and_then(|connection| process::of_peer(connection.as_fd()));
     ask(name, if *no_save { "stop unsaved" } else { "stop" })?;
-    let has_ended = || match &process {
-        Some(process) => process::has_ended(process.as_fd()),
-        None => !path.exists(),
+    let has_ended = || process.as_ref().map(|process| process::has_ended(process.as_fd()));
+    let has_gone = || has_ended() == Some(true) || !path.exists();
+    let why = if !comes(STOP_TURNS, has_gone) {
+        "the disk has not ended yet: a client has a request that takes long"
+    } else if !comes(END_TURNS, || has_ended() != Some(false)) {
+        "the disk's process has not ended yet: it waits for a place of --writeback, or frees its memory"
+    } else {
+        return Ok(ExitCode::SUCCESS);
     };
-    for _ in 0..STOP_TURNS {
-        if has_ended() {
-            return Ok(ExitCode::SUCCESS);
+    Err(Failure::machine(format!("{name}: {why}")))
+}
+
+/// Waits until something is so, for so many turns. Returns whether it is.
+fn comes(turns: u32, is_so: impl Fn() -> bool) -> bool {
+    for _ in 0..turns {
+        if is_so() {
+            return true;
         }
         std::thread::sleep(STOP_TURN);
     }
-    let why = match path.exists() {
-        true => "the disk has not ended yet: a client has a request that takes long",
-        false => {
-            "the disk's process has not ended yet: it waits for a place of --writeback, or frees its memory"
-        }
-    };
-    Err(Failure::machine(format!("{name}: {why}")))
+    is_so()
 }

@@ -301,19 +301,23 @@ impl Engine {
         }
     }
 
-    /// Opens areas to write to, if that is wanted; and looks after what forks have left, and after rings that have
-    /// stopped working. Called by the background thread, without a lock.
+    /// Starts threads for disks whose ring has stopped working: until then whoever writes or reads waits, with locks
+    /// held. The table's guard proves that no fork is under way, and `settling` that none is about to begin.
+    pub(crate) fn look_after_disks(&self, _table: &Table) {
+        let (Some(place), spilling) = (&self.work.place, &self.work.spilling) else { return };
+        let now = self.now_ns();
+        let is_due = now >= spilling.no_thread_until_ns.load(Relaxed);
+        if is_due && !self.work.settling.load(Relaxed) && !place.start_threads() {
+            // Each try may take some milliseconds.
+            spilling.no_thread_until_ns.store(now + SHUT_NS, Relaxed);
+        }
+    }
+
+    /// Opens areas to write to, if that is wanted; and looks after what forks have left. Called by the background
+    /// thread, without a lock.
     fn look_after_place(&self) {
         let (Some(place), spilling) = (&self.work.place, &self.work.spilling) else { return };
         let (now, is_wanted) = (self.now_ns(), spilling.wants_place.swap(false, Relaxed));
-        if now >= spilling.no_thread_until_ns.load(Relaxed) {
-            let table = self.table.read();
-            if !self.work.settling.load(Relaxed) && !place.start_threads() {
-                // Each try may take some milliseconds.
-                spilling.no_thread_until_ns.store(now + SHUT_NS, Relaxed);
-            }
-            drop(table);
-        }
         let is_due = is_wanted || now - spilling.looked_ns.load(Relaxed) >= LOOK_NS;
         if place.is_forked() && is_due {
             spilling.looked_ns.store(now, Relaxed);
@@ -557,12 +561,18 @@ impl Engine {
     /// Takes from the budget what was written and begun since the last call, so that others who share the budget see
     /// it; and gives back what was begun and not written after all.
     pub(crate) fn pay_for_writes(&self) {
-        // In this order what ends meanwhile counts twice until the next call, and never not at all.
-        let (_, writing) = self.store.in_flight();
-        let bytes = self.bytes_written() + writing as u64;
-        let paid = self.work.spilling.paid_bytes.swap(bytes, Relaxed);
-        self.writes().take(bytes.saturating_sub(paid));
-        self.writes().give_back(paid.saturating_sub(bytes));
+        loop {
+            let paid = self.work.spilling.paid_bytes.load(Relaxed);
+            // In this order what ends meanwhile counts twice until the next call, and never not at all.
+            let (_, writing) = self.store.in_flight();
+            let bytes = self.bytes_written() + writing as u64;
+            // Who was overtaken knows less than was taken meanwhile, and would give back what others have under way.
+            let settled = &self.work.spilling.paid_bytes;
+            if settled.compare_exchange(paid, bytes, Relaxed, Relaxed).is_ok() {
+                self.writes().take(bytes.saturating_sub(paid));
+                return self.writes().give_back(paid.saturating_sub(bytes));
+            }
+        }
     }
 
     /// Sets what this process may write, unless the processes of its run share that.

@@ -10,7 +10,7 @@ use super::connection::{self, End, Order};
 use super::exports::Exports;
 use super::stream::Stream;
 use super::tls::Security;
-use crate::clients::{CUT, Clients, Counts, Protocol, Refusals, Report};
+use crate::clients::{CUT, Clients, Counts, Held, Protocol, Refusals, Report};
 use crate::listen::Listener;
 
 /// How a server treats its clients.
@@ -141,6 +141,15 @@ impl Server {
         let counts = self.clients.counts();
         let refused = counts.refused + nbd.unserved.load(Relaxed);
         Counts { refused, timed_out, tls_refused, ..counts }
+    }
+
+    /// Keeps clients from connecting, so that the contents can be dropped: who connects waits until this is let go.
+    ///
+    /// # Errors
+    ///
+    /// So many clients are connected.
+    pub fn hold(&self) -> Result<Held, usize> {
+        self.clients.hold()
     }
 
     /// Accepts nothing more, serves what was received, and ends all connections: those that take longer than

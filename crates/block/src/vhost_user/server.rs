@@ -13,7 +13,7 @@ use vhost::vhost_user::BackendReqHandler;
 use super::CONNECTIONS_MAX;
 use super::marks::Marks;
 use super::session::{Session, Unknown, end_input};
-use crate::clients::{CUT, Clients, Counts, Protocol, Refusals, Report};
+use crate::clients::{CUT, Clients, Counts, Held, Protocol, Refusals, Report};
 use crate::device::Device;
 use crate::listen::Listener;
 
@@ -137,12 +137,19 @@ impl Server {
         &self.clients.protocol().marks
     }
 
+    /// Keeps front ends from connecting, so that the contents can be dropped: who connects waits until this is let go.
+    ///
+    /// # Errors
+    ///
+    /// So many front ends are connected.
+    pub fn hold(&self) -> Result<Held, usize> {
+        self.clients.hold()
+    }
+
     /// Forgets where front ends have left their queues, since the contents are about to be dropped: a guest that comes
-    /// back is refused from now on (`VU-7`). Not while front ends are connected, who would leave their marks later;
-    /// returns how many are.
-    #[must_use]
-    pub fn forget_marks(&self) -> usize {
-        self.clients.if_none(|| self.marks().forget())
+    /// back is refused from now on (`VU-7`). The server must be held: who is connected would leave his marks later.
+    pub fn forget_marks(&self) {
+        self.marks().forget();
     }
 
     /// Accepts nothing more, and ends all connections once the requests that are under way are done. Returns how many

@@ -17,7 +17,7 @@ use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_block::saved::{Kept, before};
 use zfolio_block::ublk::Unstarted;
 use zfolio_block::vhost_user::{self, Marks};
-use zfolio_block::{Counts, Refusals, Report, ublk};
+use zfolio_block::{Counts, Held, Refusals, Report, ublk};
 use zfolio_core::size;
 use zfolio_core::zram;
 use zfolio_iaa::accelerate;
@@ -188,17 +188,18 @@ fn keep_in_memory() -> Option<String> {
 fn guard(servers: &Arc<Servers>) -> Guard {
     let servers = Arc::downgrade(servers);
     Box::new(move |asked| {
-        let servers = servers.upgrade()?;
-        servers.in_use().or_else(|| match asked {
-            Guarded::End => None,
-            Guarded::Reset => servers.connected(),
-        })
+        let Some(servers) = servers.upgrade() else { return Ok(Vec::new()) };
+        servers.in_use().map_or(Ok(()), Err)?;
+        match asked {
+            Guarded::End => Ok(Vec::new()),
+            Guarded::Reset => servers.hold(),
+        }
     })
 }
 
 /// Looks until nobody is found, for half a second: a program that looks at a device for a moment, as udev does, and a
 /// client that has just left are waited for.
-fn lasting<T>(look: impl Fn() -> Option<T>) -> Option<T> {
+fn lasting<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     const TURNS: u32 = 10;
     const TURN: Duration = Duration::from_millis(50);
     for _ in 1..TURNS {
@@ -452,29 +453,44 @@ impl Servers {
 
     /// Why the disk must be neither ended nor reset: something of this machine is on it.
     fn in_use(&self) -> Option<String> {
+        lasting(|| self.user())
+    }
+
+    fn user(&self) -> Option<String> {
         let server = self.ublk.as_ref()?;
-        let user = lasting(|| server.user())?;
         Some(format!(
-            "{} is in use: {user}; accepted: after umount, swapoff, losetup -d or the end of that process",
-            server.node()
+            "{} is in use: {}; accepted: after umount, swapoff, losetup -d or the end of that process",
+            server.node(),
+            server.user()?
         ))
     }
 
-    /// Why the disk must not be reset: clients are connected. `None`: none are, and guests that have left do not go on
-    /// with it any more, since its contents go now.
-    fn connected(&self) -> Option<String> {
-        let count = lasting(|| {
-            let guests = self.vhost_user.as_ref();
-            let count = match self.nbd.as_ref().map_or(0, |server| server.counts().live) {
-                0 => guests.map_or(0, |server| server.forget_marks() as u64),
-                nbd => nbd + guests.map_or(0, |server| server.counts().live),
-            };
-            (count > 0).then_some(count)
-        })?;
-        Some(match count {
-            1 => "1 client is connected; accepted: after it has ended".to_owned(),
-            _ => format!("{count} clients are connected; accepted: after they have ended"),
-        })
+    /// Keeps clients from connecting, so that the disk can be reset. Guests that have left do not go on with it any
+    /// more, since its contents go now. An error says why it must not be reset: clients are connected.
+    fn hold(&self) -> Result<Vec<Held>, String> {
+        let mut held = Vec::new();
+        let count = lasting(|| self.try_hold().map(|now| held = now).err());
+        match count {
+            None => {}
+            Some(1) => return Err("1 client is connected; accepted: after it has ended".to_owned()),
+            Some(count) => {
+                return Err(format!(
+                    "{count} clients are connected; accepted: after they have ended"
+                ));
+            }
+        }
+        // Whoever has begun to use the device while clients were waited for.
+        self.user().map_or(Ok(()), Err)?;
+        self.vhost_user.iter().for_each(vhost_user::Server::forget_marks);
+        Ok(held)
+    }
+
+    /// An error: so many clients are connected.
+    fn try_hold(&self) -> Result<Vec<Held>, usize> {
+        let nbd = self.nbd.iter().map(Server::hold);
+        let all: Vec<_> = nbd.chain(self.vhost_user.iter().map(vhost_user::Server::hold)).collect();
+        let count: usize = all.iter().filter_map(|held| held.as_ref().err()).sum();
+        if count > 0 { Err(count) } else { Ok(all.into_iter().flatten().collect()) }
     }
 
     /// A signal ends the disk whoever uses it: says who does.

@@ -331,7 +331,8 @@ fn a_disk_is_not_reset_under_its_clients() {
         assert_eq!((answer.0, answer.1.as_str()), (Some(2), ""), "{answer:?}");
         answer.2 == format!("zfolio: {expected}\n")
     };
-    assert!(refused("2 clients are connected; accepted: after they have ended"));
+    let both = "2 clients are connected; accepted: after they have ended";
+    wait_for("the guest's beginning", || refused(both));
     drop(guest);
     wait_for("the guest's end", || refused("1 client is connected; accepted: after it has ended"));
     assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);

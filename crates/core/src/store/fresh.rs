@@ -4,7 +4,8 @@
 //! took it before, it would have to be read again; when the pool holds little else, it would be taken within
 //! microseconds, whatever its age. So what was fetched stays until it was loaded once (`FRESH` in the entry's
 //! state), or until [`BYTES`] more were fetched: nobody may come for it. It goes too if nothing was fetched while many
-//! walks (`VAIN_WALKS`) found nothing else.
+//! walks (`VAIN_WALKS`) found nothing else; those do not count while something is being read, unless there was no room
+//! for what came.
 //!
 //! # Cost
 //!
@@ -17,11 +18,11 @@ use crate::zsmalloc::Handle;
 /// The bytes of the entries that stay, beside the newest: a prefetching thread has about half of it on its way.
 const BYTES: usize = 1 << 20;
 
-/// As many entries stay at most, and so many at least, however large they are: the unit of a fault, and the two beyond
-/// it, which are the smallest window of a walk. Of units of 2 MiB these are 6 MiB, and all that may be held against who
-/// lacks memory.
+/// As many entries stay at most, and so many at least, however large they are: twice the unit of a fault and the two
+/// beyond it, which are the smallest window of a walk, since two walks take turns where memory is copied. Of units of 2
+/// MiB these are 12 MiB that may be held against who lacks memory, beside what is waited for.
 const COUNT: usize = 512;
-const COUNT_MIN: usize = 3;
+const COUNT_MIN: usize = 6;
 
 /// See the module.
 #[derive(Debug)]
@@ -68,12 +69,12 @@ mod tests {
             for number in 0..100 {
                 fresh.push(Handle::from_index(number), length, |_| {});
                 assert!(
-                    fresh.bytes <= (BYTES + length).max(3 * length),
+                    fresh.bytes <= (BYTES + length).max(6 * length),
                     "{length}: {}",
                     fresh.bytes
                 );
             }
-            assert!(fresh.queue.len() >= 3, "{length}: a walk needs them");
+            assert!(fresh.queue.len() >= 6, "{length}: two walks need them");
         }
     }
 

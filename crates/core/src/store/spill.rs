@@ -932,7 +932,8 @@ impl<S: PageSource> Store<S> {
                     let expected = ticket.checksum;
                     return Err(Error::Unreadable { expected, is_transient: true });
                 }
-                Place::Reading if is_same => {}
+                // Another who waited may have stopped, and taken this back for all.
+                Place::Reading if is_same => row.cell().want(),
                 // It is in the pool; or it has ended, whoever has the handle now.
                 _ => return Ok(()),
             }

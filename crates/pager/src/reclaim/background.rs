@@ -121,6 +121,7 @@ impl Engine {
         self.store.tidy();
         self.set_prices(&table);
         self.look_for_hardware(&table);
+        self.look_after_disks(&table);
         // The limit has fallen: free slots would count as available, and the charge would never come down to it.
         if self.must_come_down() {
             self.release_free(usize::MAX);
@@ -167,6 +168,7 @@ impl Engine {
                 self.note_done(&table);
                 self.bound_density(&table);
                 self.set_prices(&table);
+                self.look_after_disks(&table);
                 drop(table);
                 self.densify();
                 self.sample();
