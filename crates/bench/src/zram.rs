@@ -7,8 +7,8 @@
 //! - the other side, if there is one ([`Against`]). **kernel**: `pread` and `pwrite` of a new zram device that is
 //!   opened with `O_DIRECT`, so that a request has been carried out when the call returns. **one stream**: zfolio
 //!   again, but all threads compress and decompress with one stream, as the kernel's zram did before it had one for
-//!   each CPU. **codec**: no disk but the codec, whose results have places in memory that exists already. So its figures
-//!   are what any disk around this codec could have at most.
+//!   each CPU. **codec**: no disk but the codec, whose results have places in memory that exists already. So its
+//!   figures are what any disk around this codec could have at most.
 //!
 //! # How the comparison is kept fair
 //!

@@ -408,7 +408,7 @@ impl Requests {
             None => Err("the disk is not served yet; accepted: once it is".to_owned()),
             Some(guard) => guard(Guarded::Reset),
         };
-        // Held until the contents are gone: a client that came before would see a part of them go.
+        // Held until the contents are gone: a client that connected before would see a part of them go.
         match held.and_then(|held| self.forget_notes().map(|()| held)) {
             Err(why) => format!("refused {why}\n"),
             Ok(_held) => {

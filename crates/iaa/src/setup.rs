@@ -406,6 +406,12 @@ fn put_back(
     settings: &[Setting],
     write: &mut impl FnMut(&Path, &str) -> io::Result<()>,
 ) -> Vec<String> {
+    // An attribute may have several values on the way to its last one. Where all have that nothing has changed.
+    let is_last = |at: usize| !settings[at + 1..].iter().any(|it| it.path() == settings[at].path());
+    let mut last = settings.iter().enumerate().filter(|(at, _)| is_last(*at));
+    if last.all(|(_, setting)| has(&sysfs.join(setting.path()), &setting.value)) {
+        return Vec::new();
+    }
     let mut left = Vec::new();
     for (path, text) in writes_of(settings) {
         if has(&sysfs.join(&path), &text) {

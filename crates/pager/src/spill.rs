@@ -566,12 +566,15 @@ impl Engine {
             // In this order what ends meanwhile counts twice until the next call, and never not at all.
             let (_, writing) = self.store.in_flight();
             let bytes = self.bytes_written() + writing as u64;
+            let (more, less) = (bytes.saturating_sub(paid), paid.saturating_sub(bytes));
+            // Before others may give it back, which does nothing to a full bucket.
+            self.writes().take(more);
             // Who was overtaken knows less than was taken meanwhile, and would give back what others have under way.
             let settled = &self.work.spilling.paid_bytes;
             if settled.compare_exchange(paid, bytes, Relaxed, Relaxed).is_ok() {
-                self.writes().take(bytes.saturating_sub(paid));
-                return self.writes().give_back(paid.saturating_sub(bytes));
+                return self.writes().give_back(less);
             }
+            self.writes().give_back(more);
         }
     }
 
@@ -795,6 +798,7 @@ impl Engine {
             let table = self.table.read();
             // What is worth writing changes meanwhile.
             self.set_prices(&table);
+            self.look_after_disks(&table);
             if !self.spill_ahead(&table) {
                 return;
             }

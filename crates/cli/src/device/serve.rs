@@ -453,15 +453,11 @@ impl Servers {
 
     /// Why the disk must be neither ended nor reset: something of this machine is on it.
     fn in_use(&self) -> Option<String> {
-        lasting(|| self.user())
-    }
-
-    fn user(&self) -> Option<String> {
         let server = self.ublk.as_ref()?;
+        let user = lasting(|| server.user())?;
         Some(format!(
-            "{} is in use: {}; accepted: after umount, swapoff, losetup -d or the end of that process",
-            server.node(),
-            server.user()?
+            "{} is in use: {user}; accepted: after umount, swapoff, losetup -d or the end of that process",
+            server.node()
         ))
     }
 
@@ -479,8 +475,9 @@ impl Servers {
                 ));
             }
         }
-        // Whoever has begun to use the device while clients were waited for.
-        self.user().map_or(Ok(()), Err)?;
+        // Whoever has begun to use the device while clients were waited for. (One that opens it a moment later is not
+        // seen, see `docs/design/ublk.md`.)
+        self.in_use().map_or(Ok(()), Err)?;
         self.vhost_user.iter().for_each(vhost_user::Server::forget_marks);
         Ok(held)
     }

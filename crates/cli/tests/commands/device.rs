@@ -285,8 +285,9 @@ fn a_guest_goes_on_with_its_own_disk_only() {
     fs::remove_dir_all(&directory).unwrap();
 }
 
-/// Goal: a guest goes on with what its disk has saved elsewhere, since it could not be saved in its own file: that has all
-/// that the guest has written. It was refused. What was reset since is nobody's. Method: the file's directory is removed.
+/// Goal: a guest goes on with what its disk has saved elsewhere, since it could not be saved in its own file: that has
+/// all that the guest has written. It was refused. What was reset since is nobody's. Method: the file's directory is
+/// removed.
 #[test]
 fn a_guest_goes_on_with_what_was_saved_elsewhere() {
     let directory = scratch("elsewhere");
@@ -313,8 +314,9 @@ fn a_guest_goes_on_with_what_was_saved_elsewhere() {
     fs::remove_dir_all(&directory).unwrap();
 }
 
-/// Goal: a disk is not reset under clients, who would find zeros where they have written; nor does a guest that has left
-/// go on with a disk that was reset since. Both happened. Method: an NBD client and a front end, which leave in turn.
+/// Goal: a disk is not reset under clients, who would find zeros where they have written; nor does a guest that has
+/// left go on with a disk that was reset since. Both happened. Method: an NBD client and a front end, which leave in
+/// turn.
 #[test]
 fn a_disk_is_not_reset_under_its_clients() {
     let directory = scratch("resets");

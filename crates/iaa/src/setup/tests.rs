@@ -443,6 +443,25 @@ fn in_a_container_the_answer_is_the_host() {
     );
 }
 
+/// A regression: where nothing was set up before, it said for each queue that its mode could not be put back.
+#[test]
+fn where_nothing_was_set_up_the_answer_is_root_too() {
+    let kernel = Kernel::new("unset");
+    for number in [1, 3] {
+        kernel.unbind(&format!("wq{number}.0"));
+        kernel.unbind(&format!("iax{number}"));
+    }
+    let before = kernel.contents();
+    let plan = Plan::new(&kernel.root, &wanted(1, Mode::Dedicated)).unwrap();
+    let denied = |_: &Path, _: &str| Err(io::Error::from_raw_os_error(13));
+    let failed = plan.apply(&kernel.root, denied).unwrap_err().to_string();
+    assert!(
+        failed.ends_with(": Permission denied (os error 13); nothing was changed: run it as root"),
+        "{failed}"
+    );
+    assert_eq!(kernel.contents(), before);
+}
+
 #[test]
 fn without_permission_the_answer_is_root() {
     let kernel = Kernel::new("permission");

@@ -55,7 +55,10 @@ impl Compressor for Stream {
 
     #[allow(unsafe_code, reason = "as the trait declares it; what it does is safe")]
     unsafe fn submit(&mut self, jobs: &mut [Job<'_>]) {
-        assert!((1..=3).contains(&jobs.len()) && !self.1, "a batch of three at most");
+        assert!(
+            (1..=3).contains(&jobs.len()) && !self.1,
+            "a batch of three at most, and none for nothing"
+        );
     }
 
     fn poll(&mut self, jobs: &mut [Job<'_>]) -> bool {
@@ -81,7 +84,10 @@ impl Decompressor for Stream {
 
     #[allow(unsafe_code, reason = "as the trait declares it; what it does is safe")]
     unsafe fn submit(&mut self, jobs: &mut [Unpack<'_>]) {
-        assert!((1..=3).contains(&jobs.len()) && !self.1, "a batch of three at most");
+        assert!(
+            (1..=3).contains(&jobs.len()) && !self.1,
+            "a batch of three at most, and none for nothing"
+        );
     }
 
     fn poll(&mut self, jobs: &mut [Unpack<'_>]) -> bool {
