@@ -63,11 +63,12 @@ pub(crate) fn record(
         return Err("recording needs valgrind, which is not installed".to_owned());
     }
     // The shell's standard output is the pipe. The lines of lackey get it as descriptor 9; the
-    // program gets another standard output.
+    // program gets another standard output. Nobody debugs: the pipes for that stay in $TMPDIR where
+    // valgrind is killed, as it is when the time is up.
     let mut command = Command::new("sh");
     let output = if quiet { "/dev/null 2>&1" } else { "&2" };
     command.arg("-c").arg(format!(
-        "exec 9>&1 1>{output}; exec valgrind -q --tool=lackey --trace-mem=yes --log-fd=9 \
+        "exec 9>&1 1>{output}; exec valgrind -q --vgdb=no --tool=lackey --trace-mem=yes --log-fd=9 \
          --child-silent-after-fork=yes \"$@\""
     ));
     command.arg("sh").args(program).stdin(Stdio::null()).stdout(Stdio::piped());
