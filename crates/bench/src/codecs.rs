@@ -31,7 +31,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use zfolio_core::number;
 use zfolio_core::size;
-use zfolio_core::zcomp::{Algorithm, Params};
+use zfolio_core::zcomp::{Algorithm, Bare, Params, compressed_bytes_max};
 use zfolio_pager::with_dictionary;
 
 use crate::compare::setting::Compression;
@@ -156,6 +156,25 @@ fn defaults() -> Vec<Compression> {
     }
     let both = names.iter().flat_map(|name| UNITS.iter().map(move |unit| format!("{name}:{unit}")));
     both.map(|text| text.parse().expect("names and levels are the algorithm's own")).collect()
+}
+
+/// Compresses `unit` to the start of `dest`, which has room for all of it: a unit that does not shrink is copied.
+/// Returns the length.
+pub(crate) fn pack(codec: &mut Bare, unit: &[u8], dest: &mut [u8]) -> usize {
+    let most = compressed_bytes_max(unit.len());
+    codec.compress(unit, &mut dest[..most]).unwrap_or_else(|| {
+        dest[..unit.len()].copy_from_slice(unit);
+        unit.len()
+    })
+}
+
+/// Fills `unit` from what [`pack`] has made of it. False: the codec does not read it.
+pub(crate) fn unpack(codec: &mut Bare, packed: &[u8], unit: &mut [u8]) -> bool {
+    if packed.len() < unit.len() {
+        return codec.decompress(packed, unit);
+    }
+    unit.copy_from_slice(packed);
+    true
 }
 
 /// Reads pieces of the corpus into one range of memory.

@@ -621,6 +621,11 @@ mod tests {
         assert!(hardware.0.load(Relaxed) > 0, "it looks for devices when the disk has time");
     }
 
+    /// Contents that shrink.
+    fn letters(bytes: u32) -> Vec<u8> {
+        (0..bytes).map(|at| b'a' + (at * at % 13) as u8).collect()
+    }
+
     /// Goal: what is written to an attribute happens.
     #[test]
     fn attributes_do_what_they_say() {
@@ -628,7 +633,7 @@ mod tests {
         assert!(read(&ram, "comp_algorithm").unwrap().contains("[lz4]"));
         let second = read(&ram, "recomp_algorithm").unwrap();
         assert!(second.starts_with("#1: ") && second.contains("[zstd]"), "{second}");
-        let text: Vec<u8> = (0..4096_u32).map(|at| b'a' + (at * at % 13) as u8).collect();
+        let text = letters(4096);
         ram.write(0, &text).unwrap();
         ram.write(8192, &text).unwrap();
         write(&ram, "idle", "all").unwrap();
@@ -687,7 +692,7 @@ mod tests {
     #[test]
     fn words_of_writeback_are_mixed() {
         let ram = written_back(ram(1 << 20, &["lz4", "zstd"]));
-        let letters: Vec<u8> = (0..8192_u32).map(|at| b'a' + (at * at % 13) as u8).collect();
+        let letters = letters(8192);
         ram.write(0, &letters).unwrap();
         ram.write(4 << 12, &Random::new(1).bytes(2 * 4096)).unwrap();
         let away = || -> Vec<String> {

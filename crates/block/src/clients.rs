@@ -22,7 +22,8 @@ use zfolio_sys::eventfd::EventFd;
 
 use crate::listen::Listener;
 
-/// The rank of the lock of the list of connections. A reset of a disk takes it while it holds another one.
+/// The rank of the lock of the list of connections. A reset of a disk takes it while it holds that
+/// of the disk's end (`control.rs`).
 const RANK_LIVE: u8 = 2;
 
 /// Connections whose sockets were shut down have so long to end.
@@ -171,8 +172,8 @@ struct Shared<P: Protocol> {
 struct Gate {
     /// Rings when a connection ends, nothing more is to be accepted, or a hold ends.
     wake: EventFd,
-    /// None begins. Relaxed throughout: it is set, and looked at before a connection is put on the list, while the list
-    /// is locked.
+    /// No connection begins while this is set. Relaxed throughout: it is set while the list of connections is locked,
+    /// and looked at under the same lock, before a connection is put on the list.
     is_held: AtomicBool,
 }
 
@@ -249,14 +250,15 @@ impl<P: Protocol> Clients<P> {
         self.shared.live()
     }
 
-    /// Has no connection begin if there is none. An error: how many there are. Not while it is held already.
+    /// Keeps connections from beginning until the result is dropped. An error: there are so many already. One caller
+    /// at a time.
     pub(crate) fn hold(&self) -> Result<Held, usize> {
         let live = self.shared.live.lock();
         if !live.is_empty() {
             return Err(live.len());
         }
         let was_held = self.shared.gate.is_held.swap(true, Relaxed);
-        debug_assert!(!was_held, "the first one to end would let the other one's clients in");
+        debug_assert!(!was_held, "whoever ends first would let clients in under the other");
         Ok(Held(Arc::clone(&self.shared.gate)))
     }
 

@@ -417,8 +417,8 @@ impl Requests {
         }
     }
 
-    /// Nobody goes on with what is dropped. An error says why that cannot be: a file is being written that says so
-    /// already.
+    /// Forgets the notes, since the contents are dropped and nobody may go on with them. An error: a file is being
+    /// written that has the notes already.
     fn forget_notes(&self) -> Result<(), String> {
         let mut notes = self.notes.lock();
         if !notes.is_empty() && Arc::strong_count(&notes) > 1 {

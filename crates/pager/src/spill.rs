@@ -561,16 +561,16 @@ impl Engine {
     /// Takes from the budget what was written and begun since the last call, so that others who share the budget see
     /// it; and gives back what was begun and not written after all.
     pub(crate) fn pay_for_writes(&self) {
+        let settled = &self.work.spilling.paid_bytes;
         loop {
-            let paid = self.work.spilling.paid_bytes.load(Relaxed);
+            let paid = settled.load(Relaxed);
             // In this order what ends meanwhile counts twice until the next call, and never not at all.
             let (_, writing) = self.store.in_flight();
             let bytes = self.bytes_written() + writing as u64;
             let (more, less) = (bytes.saturating_sub(paid), paid.saturating_sub(bytes));
-            // Before others may give it back, which does nothing to a full bucket.
+            // Taken before others see it as settled: they could give it back first, and a full bucket would lose it.
             self.writes().take(more);
-            // Who was overtaken knows less than was taken meanwhile, and would give back what others have under way.
-            let settled = &self.work.spilling.paid_bytes;
+            // A thread that was overtaken has old figures: it would give back what others have begun meanwhile.
             if settled.compare_exchange(paid, bytes, Relaxed, Relaxed).is_ok() {
                 return self.writes().give_back(less);
             }

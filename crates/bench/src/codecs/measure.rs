@@ -7,12 +7,12 @@ use zfolio_core::page::{PAGE_BYTES, UnitOrder, same_filled};
 use zfolio_core::size;
 use zfolio_core::stats::Figures;
 use zfolio_core::store::{CodecId, EntryId, Incoming, Key, Loaded, Outgoing, Store};
-use zfolio_core::zcomp::{BATCH_MAX, Bare, Element, Outcome, Params, Zcomp, compressed_bytes_max};
+use zfolio_core::zcomp::{BATCH_MAX, Bare, Element, Outcome, Params, Zcomp};
 use zfolio_core::zsmalloc::{Handle, Pool};
 use zfolio_pager::PoolMappings;
 use zfolio_sys::clock;
 
-use super::seconds;
+use super::{pack, seconds, unpack};
 use crate::compare::outcome::median;
 use crate::compare::setting::Compression;
 use crate::usemem::random_below;
@@ -231,15 +231,10 @@ struct BareLoop<'u, 'a> {
 impl BareLoop<'_, '_> {
     /// Compresses each unit; returns the seconds.
     fn compress(&mut self) -> f64 {
-        let most = compressed_bytes_max(self.dest.len());
         let mut end = 0;
         let start = Timer::start();
         for (unit, length) in self.units.iter().zip(&mut self.lengths) {
-            let rest = &mut self.bytes[end..];
-            *length = self.codec.compress(unit, &mut rest[..most]).unwrap_or_else(|| {
-                rest[..unit.len()].copy_from_slice(unit);
-                unit.len()
-            });
+            *length = pack(&mut self.codec, unit, &mut self.bytes[end..]);
             end += *length;
         }
         start.seconds()
@@ -252,11 +247,7 @@ impl BareLoop<'_, '_> {
         for length in &self.lengths {
             let (packed, behind) = rest.split_at(*length);
             rest = behind;
-            if *length < self.dest.len() {
-                good &= self.codec.decompress(packed, &mut self.dest);
-            } else {
-                self.dest.copy_from_slice(packed);
-            }
+            good &= unpack(&mut self.codec, packed, &mut self.dest);
             std::hint::black_box(&mut self.dest);
         }
         let took = start.seconds();

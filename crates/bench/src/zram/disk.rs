@@ -2,16 +2,18 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::store::Key;
 use zfolio_core::sync::Mutex;
-use zfolio_core::zcomp::{Bare, Params, Zcomp, compressed_bytes_max};
+use zfolio_core::zcomp::{Bare, Params, Zcomp};
 use zfolio_core::zram::Zram;
 use zfolio_pager::PoolMappings;
 use zfolio_sys::cpu;
 
+use crate::codecs::{pack, unpack};
 use crate::kernel::journal::Journal;
 use crate::kernel::zram;
 
@@ -106,19 +108,11 @@ struct Place {
 
 impl Place {
     fn compress(&mut self, codec: &mut Bare, unit: &[u8]) {
-        let most = compressed_bytes_max(unit.len());
-        self.length = codec.compress(unit, &mut self.bytes[..most]).unwrap_or_else(|| {
-            self.bytes.copy_from_slice(unit);
-            unit.len()
-        });
+        self.length = pack(codec, unit, &mut self.bytes);
     }
 
     fn decompress(&self, codec: &mut Bare, unit: &mut [u8]) -> Result<(), String> {
-        if self.length == unit.len() {
-            unit.copy_from_slice(&self.bytes);
-            return Ok(());
-        }
-        let is_good = codec.decompress(&self.bytes[..self.length], unit);
+        let is_good = unpack(codec, &self.bytes[..self.length], unit);
         is_good.then_some(()).ok_or_else(|| "a unit does not decompress".to_owned())
     }
 }
@@ -138,13 +132,13 @@ impl Alone {
         Ok(Alone { unit_bytes, places, codecs })
     }
 
-    /// Calls `part` for each unit of `bytes` bytes from `at`: its place, a codec, room for a unit, where it begins in
-    /// the unit, and where in the request.
+    /// Calls `part` for each unit that the `bytes` bytes from `at` touch, with its place, a codec, room for a unit, and
+    /// the part that is touched: where that is in the unit, and where in the request.
     fn each(
         &self,
         at: u64,
         bytes: usize,
-        mut part: impl FnMut(&mut Place, &mut Bare, &mut [u8], [usize; 2], usize) -> Result<(), String>,
+        mut part: impl FnMut(&mut Place, &mut Bare, &mut [u8], [Range<usize>; 2]) -> Result<(), String>,
     ) -> Result<(), String> {
         let at = usize::try_from(at).map_err(|error| error.to_string())?;
         let mut done = 0;
@@ -154,7 +148,7 @@ impl Alone {
             let mut place = self.places[unit].lock();
             let mut codec = self.codecs[cpu::current() % self.codecs.len()].lock();
             let (codec, room) = &mut *codec;
-            part(&mut place, codec, room, [first, first + length], done)?;
+            part(&mut place, codec, room, [first..first + length, done..done + length])?;
             done += length;
         }
         Ok(())
@@ -167,26 +161,26 @@ impl Disk for Alone {
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), String> {
-        self.each(at, into.len(), |place, codec, room, [first, end], done| {
-            let into = &mut into[done..][..end - first];
+        self.each(at, into.len(), |place, codec, room, [of_unit, of_request]| {
+            let into = &mut into[of_request];
             if into.len() == room.len() {
                 return place.decompress(codec, into);
             }
             place.decompress(codec, room)?;
-            into.copy_from_slice(&room[first..end]);
+            into.copy_from_slice(&room[of_unit]);
             Ok(())
         })
     }
 
     fn write(&self, at: u64, from: &[u8]) -> Result<(), String> {
-        self.each(at, from.len(), |place, codec, room, [first, end], done| {
-            let from = &from[done..][..end - first];
+        self.each(at, from.len(), |place, codec, room, [of_unit, of_request]| {
+            let from = &from[of_request];
             if from.len() == room.len() {
                 place.compress(codec, from);
                 return Ok(());
             }
             place.decompress(codec, room)?;
-            room[first..end].copy_from_slice(from);
+            room[of_unit].copy_from_slice(from);
             place.compress(codec, room);
             Ok(())
         })

@@ -20,8 +20,8 @@ use zfolio_core::zram::NOTES_BYTES_MAX;
 
 use super::{CONNECTIONS_MAX, QUEUES_MAX};
 
-/// The rank of the lock. It is taken while a session's is held, for a look at all marks, and while a disk's end is held
-/// up for a reset, to forget them.
+/// The rank of the lock. It is taken while a session's is held, for a look at all marks, and while that of a disk's
+/// end is, when a reset forgets them.
 const RANK_MARKS: u8 = 3;
 
 /// So many marks are kept: those of as many front ends as there may be at once. The oldest are forgotten, which are

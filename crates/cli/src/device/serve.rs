@@ -189,7 +189,7 @@ fn guard(servers: &Arc<Servers>) -> Guard {
     let servers = Arc::downgrade(servers);
     Box::new(move |asked| {
         let Some(servers) = servers.upgrade() else { return Ok(Vec::new()) };
-        servers.in_use().map_or(Ok(()), Err)?;
+        servers.check_unused()?;
         match asked {
             Guarded::End => Ok(Vec::new()),
             Guarded::Reset => servers.hold(),
@@ -451,11 +451,11 @@ impl Servers {
         nbd + ublk + self.vhost_user.as_ref().map(vhost_user::Server::counts).unwrap_or_default()
     }
 
-    /// Why the disk must be neither ended nor reset: something of this machine is on it.
-    fn in_use(&self) -> Option<String> {
-        let server = self.ublk.as_ref()?;
-        let user = lasting(|| server.user())?;
-        Some(format!(
+    /// An error says why the disk must be neither ended nor reset: something of this machine is on it.
+    fn check_unused(&self) -> Result<(), String> {
+        let Some(server) = &self.ublk else { return Ok(()) };
+        let Some(user) = lasting(|| server.user()) else { return Ok(()) };
+        Err(format!(
             "{} is in use: {user}; accepted: after umount, swapoff, losetup -d or the end of that process",
             server.node()
         ))
@@ -466,18 +466,15 @@ impl Servers {
     fn hold(&self) -> Result<Vec<Held>, String> {
         let mut held = Vec::new();
         let count = lasting(|| self.try_hold().map(|now| held = now).err());
-        match count {
-            None => {}
-            Some(1) => return Err("1 client is connected; accepted: after it has ended".to_owned()),
-            Some(count) => {
-                return Err(format!(
-                    "{count} clients are connected; accepted: after they have ended"
-                ));
-            }
+        if let Some(count) = count {
+            return Err(match count {
+                1 => "1 client is connected; accepted: after it has ended".to_owned(),
+                _ => format!("{count} clients are connected; accepted: after they have ended"),
+            });
         }
         // Whoever has begun to use the device while clients were waited for. (One that opens it a moment later is not
         // seen, see `docs/design/ublk.md`.)
-        self.in_use().map_or(Ok(()), Err)?;
+        self.check_unused()?;
         self.vhost_user.iter().for_each(vhost_user::Server::forget_marks);
         Ok(held)
     }

@@ -457,9 +457,9 @@ impl<W: Word> Cell<'_, W> {
         self.change(|state| (state.place() == Place::Reading).then_some(wanted(state))).ok();
     }
 
-    /// Somebody who waited to load the entry has stopped. If others wait too, it stays until enough were fetched after
-    /// it, and no longer: who waits says so again when he asks again. As in `let_go`, another entry may have the handle
-    /// by now.
+    /// Somebody who waited to load the entry has stopped. Others who wait say so again when they look the next time;
+    /// until then it stays as long as any other that was fetched. As in `let_go`, another entry may have the handle by
+    /// now.
     pub(super) fn unwant(self) {
         let may_be = |state: State| matches!(state.place(), Place::Reading | Place::Pool);
         let is_wanted = |state: State| may_be(state) && state.0 & WANTED != 0;
@@ -473,7 +473,7 @@ impl<W: Word> Cell<'_, W> {
         })
     }
 
-    /// The bytes did not come. Who waits for them, and asks again, says so again.
+    /// The bytes did not come. Whoever waits for them says so again when he asks for them again.
     pub(super) fn not_read(self, why: NotRead) -> Result<(), Dead> {
         let (bit, over) = match why {
             NotRead::Untried => (0, 0),

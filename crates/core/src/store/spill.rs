@@ -932,7 +932,7 @@ impl<S: PageSource> Store<S> {
                     let expected = ticket.checksum;
                     return Err(Error::Unreadable { expected, is_transient: true });
                 }
-                // Another who waited may have stopped, and taken this back for all.
+                // Another one who waited may have stopped, and said for all that nobody does.
                 Place::Reading if is_same => row.cell().want(),
                 // It is in the pool; or it has ended, whoever has the handle now.
                 _ => return Ok(()),

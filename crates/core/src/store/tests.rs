@@ -149,6 +149,18 @@ impl<B: Breakable> Fixture<B> {
         stored.into_iter().for_each(|at| self.check_unit(at));
     }
 
+    /// Some units are in the pool and at the backing, those that were `changed` since in the pool only, and the others
+    /// at the backing.
+    fn with_some_at_both(changed: &[usize]) -> Self {
+        let mut fixture = Self::new(unit(0));
+        fixture.store_all();
+        fixture.write_all_back();
+        (1..20).for_each(|at| fixture.check_unit(at));
+        changed.iter().for_each(|at| fixture.units[*at][0] ^= 1);
+        fixture.store_all();
+        fixture
+    }
+
     fn write_all_back(&self) -> WrittenBack {
         let first = self.store.write_back(usize::MAX);
         assert_eq!(self.store.write_back(usize::MAX), WrittenBack::default(), "all of it is gone");
@@ -701,13 +713,7 @@ fn entries_of_like_handles_keep_their_locations() {
 /// some. Method: some entries are at both, one write is on its way, and the next is refused.
 #[test]
 fn a_busy_backing_costs_no_location() {
-    let mut fixture = Fixture::<Faulty>::new(unit(0));
-    fixture.store_all();
-    fixture.write_all_back();
-    (1..20).for_each(|at| fixture.check_unit(at));
-    fixture.units[20][0] ^= 1;
-    fixture.units[21][0] ^= 1;
-    fixture.store_all();
+    let fixture = Fixture::<Faulty>::with_some_at_both(&[20, 21]);
     let ticket = |at: usize| fixture.store.ticket(fixture.entries[at].as_ref().expect("stored"));
     let kept = fixture.store.spill_stats().kept;
     assert!(kept > 10);
@@ -731,12 +737,7 @@ fn a_busy_backing_costs_no_location() {
 /// are at both.
 #[test]
 fn a_failed_write_keeps_nobody_from_returning() {
-    let mut fixture = Fixture::<Faulty>::new(unit(0));
-    fixture.store_all();
-    fixture.write_all_back();
-    (1..20).for_each(|at| fixture.check_unit(at));
-    fixture.units[20][0] ^= 1;
-    fixture.store_all();
+    let fixture = Fixture::<Faulty>::with_some_at_both(&[20]);
     let ticket = fixture.store.ticket(fixture.entries[20].as_ref().expect("it is stored"));
     let faults = fixture.backing.faults();
     faults.holds.store(true, Relaxed);

@@ -89,7 +89,7 @@ fn a_guest_does_not_go_on_with_contents_that_are_gone() {
     assert_eq!(stage.server.marks().to_notes(), [0, 0, 1, 0, 1, 0, 1, 0]);
     let held = stage.server.hold().unwrap();
     stage.server.forget_marks();
-    // Who connects meanwhile is served afterwards: the contents go unseen.
+    // Who connects meanwhile is served once the contents are gone.
     let mut late = FrontEnd::connect(&stage.path, 2).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(100));
     assert_eq!(stage.server.counts().live, 0);

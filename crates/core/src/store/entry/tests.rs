@@ -1,13 +1,19 @@
 //! The states of a row.
 
 #[cfg(not(feature = "loom"))]
-use super::{AGES, Cell, CodecId, Dead, NotRead, Place, Row, State};
+use super::{AGES, Cell, CodecId, Dead, NotRead, Place, Row, State, Word};
 #[cfg(not(feature = "loom"))]
 use crate::store::Key;
 
 #[cfg(not(feature = "loom"))]
 fn row() -> [std::sync::atomic::AtomicU32; 4] {
     Default::default()
+}
+
+/// How many looks of the walker take an entry; `None`: it stays.
+#[cfg(not(feature = "loom"))]
+fn looks<W: Word>(cell: Cell<'_, W>) -> Option<u32> {
+    (1..10).find(|_| cell.begin_write(None).is_some())
 }
 
 /// Goal: a row gives back what was put into it. Method: every codec and place, every checksum's ends.
@@ -41,9 +47,7 @@ fn a_row_keeps_what_it_was_begun_with() {
 fn an_entry_that_was_loaded_is_passed_longer() {
     let words = row();
     let row = Row(&words);
-    let looks = |cell: Cell<'_, _>| {
-        (1..10).find(|_| cell.begin_write(None).is_some()).expect("it is taken")
-    };
+    let looks = |cell: Cell<'_, _>| looks(cell).expect("it is taken");
     row.begin(Place::Pool, CodecId::FIRST, false, Key::new([3; 192]).checksum(&vec![1; 4097]));
     assert_eq!(looks(row.cell()), 2);
     assert_eq!(row.cell().not_written(), Ok(()));
@@ -131,7 +135,6 @@ fn an_incompressible_entry_is_taken_sooner() {
     let words = row();
     let row = Row(&words);
     row.begin(Place::Pool, CodecId::FIRST, true, Key::new([3; 192]).checksum(&vec![1; 4097]));
-    let looks = |cell: Cell<'_, _>| (1..10).find(|_| cell.begin_write(None).is_some());
     assert_eq!(looks(row.cell()), Some(1));
     assert_eq!(row.cell().not_written(), Ok(()));
     assert_eq!(looks(row.cell()), Some(AGES - 1), "it was wanted, or could not be written");
@@ -143,18 +146,17 @@ fn an_incompressible_entry_is_taken_sooner() {
 fn a_wanted_entry_stays_until_it_was_loaded() {
     let words = row();
     let cell = Row(&words).cell();
-    let looks = || (1..10).find(|_| cell.begin_write(None).is_some());
     cell.0.store(Place::Backing as u32, super::Relaxed);
     assert_eq!(cell.begin_read(true), Ok(()));
     assert_eq!(cell.read(false), Ok(()));
-    assert_eq!(looks(), None);
+    assert_eq!(looks(cell), None);
     cell.protect();
-    assert_eq!(looks(), Some(AGES));
+    assert_eq!(looks(cell), Some(AGES));
     cell.0.store(Place::Backing as u32, super::Relaxed);
     assert_eq!(cell.begin_read(false), Ok(()));
     cell.want();
     assert_eq!(cell.read(true), Ok(()));
-    assert_eq!(looks(), None);
+    assert_eq!(looks(cell), None);
 }
 
 /// A regression: an entry whose last reader had stopped waiting stayed in the pool for good. Goal: it stays as long as
@@ -164,7 +166,6 @@ fn a_wanted_entry_stays_until_it_was_loaded() {
 fn an_entry_that_nobody_waits_for_any_more_leaves() {
     let words = row();
     let cell = Row(&words).cell();
-    let looks = || (1..10).find(|_| cell.begin_write(None).is_some());
     for stops in ["before", "after", "failed"] {
         cell.0.store(Place::Backing as u32, super::Relaxed);
         assert_eq!(cell.begin_read(true), Ok(()));
@@ -180,9 +181,9 @@ fn an_entry_that_nobody_waits_for_any_more_leaves() {
         if stops == "after" {
             cell.unwant();
         }
-        assert_eq!(looks(), None, "{stops}: it is fresh");
+        assert_eq!(looks(cell), None, "{stops}: it is fresh");
         cell.let_go();
-        assert_eq!(looks(), Some(AGES), "{stops}");
+        assert_eq!(looks(cell), Some(AGES), "{stops}");
     }
 }
 
@@ -192,20 +193,19 @@ fn an_entry_that_nobody_waits_for_any_more_leaves() {
 fn a_fresh_entry_stays_until_it_was_loaded_or_let_go() {
     let words = row();
     let cell = Row(&words).cell();
-    let looks = || (1..10).find(|_| cell.begin_write(None).is_some());
     for loads in [true, false] {
         cell.0.store(Place::Backing as u32, super::Relaxed);
         cell.let_go();
         assert_eq!(cell.begin_read(false), Ok(()));
         cell.let_go();
         assert_eq!(cell.read(true), Ok(()));
-        assert_eq!(looks(), None);
+        assert_eq!(looks(cell), None);
         if loads {
             cell.protect()
         } else {
             cell.let_go()
         }
-        assert_eq!(looks(), Some(AGES));
+        assert_eq!(looks(cell), Some(AGES));
         assert_eq!(cell.written(), Ok(()));
         assert_eq!(cell.load().0, Place::Backing as u32, "nothing is left of it");
     }
