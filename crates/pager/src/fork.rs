@@ -67,13 +67,13 @@ impl Quiet<'_> {
 }
 
 /// How stored units get back into the memory of a child: the memory as a file, and a place for one unit.
-struct Way {
+pub(crate) struct Way {
     memory: OwnMemory,
     unit: Vec<u8>,
 }
 
 impl Way {
-    fn open(engine: &Engine) -> Way {
+    pub(crate) fn open(engine: &Engine) -> Way {
         let unit = vec![0_u8; engine.config().object_max().bytes()];
         Way { memory: OwnMemory::open(), unit }
     }
@@ -244,11 +244,16 @@ impl Engine {
             let bytes = self.geometry().bytes(object);
             let (address, unit) = (base + bytes.start, &mut unit[..bytes.len()]);
             let mut tries = Tries::default();
+            // What the parent had no room for does not count.
+            self.store.take_lack_of_room();
             while let Err(ticket) = self.load_unit(copy, address, unit, self.cpu()) {
                 // No other thread could do this meanwhile. The gate is held for writing: pause_backing() would wait.
                 self.store.fetch([ticket], |_| false);
                 self.store.poll();
                 self.store.pause();
+                if self.store.take_lack_of_room() {
+                    return Err(Errno::NOMEM);
+                }
                 if self.store.is_unread(ticket) {
                     self.await_try(&mut tries, address, ticket);
                 } else {
@@ -303,7 +308,11 @@ impl Engine {
 
     /// Writes the stored units of the folios that overlap a range back to where they belong, and leaves these folios to
     /// the kernel.
-    fn return_part(
+    ///
+    /// # Errors
+    ///
+    /// As for [`return_all`](Engine::return_all); or the pool has no memory for what comes from a disk.
+    pub(crate) fn return_part(
         &self,
         table: &mut Table,
         (start, end): (usize, usize),
@@ -311,10 +320,22 @@ impl Engine {
     ) -> Result<(), Errno> {
         let outer = table.exterior(start, end);
         let known = table.known_folios(outer.0, outer.1).map(|(base, _)| base);
-        for base in known.collect::<Vec<_>>() {
-            // The table is held for writing, so a folio needs no lock, as in `is_resident`.
-            let Some(folio) = table.known_mut(base) else { continue };
-            self.return_folio(folio, base, way)?;
+        let bases: Vec<usize> = known.collect();
+        // What leaves the pool makes room there for what comes from a disk.
+        for takes_all in [false, true] {
+            for base in &bases {
+                // The table is held for writing, so a folio needs no lock, as in `is_resident`.
+                while let Some(folio) = table.known_mut(*base) {
+                    if !takes_all && self.away(folio, self.geometry().all()).is_some() {
+                        break;
+                    }
+                    match self.return_folio(folio, *base, way) {
+                        Ok(()) => break,
+                        Err(Errno::NOMEM) if self.drop_oldest_copies(table) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
         }
         table.uncover(outer.0, outer.1);
         table.remove(outer.0, outer.1);

@@ -168,14 +168,15 @@ impl<'p, B: Breakable> Player<'p, B> {
         for raw in (0..count).filter_map(|nth| self.chosen(first + nth)) {
             let id = &self.stored[&raw].id;
             let was_away = self.store.away(id).is_some();
+            let was = self.store.row(id.0).cell().load();
             let returned = self.store.spill_stats().returned;
             self.store.give_up_backing(id);
             assert_eq!(self.store.away(id).is_some(), was_away);
             assert_eq!(self.store.spill_stats().returned, returned, "it stays where it is");
-            // What came damaged may be whole on the backing.
-            let may_keep = was_away || self.backing.faults().has_hurt(id.0);
-            assert!(may_keep || !self.store.keeps_location(id), "it keeps its location");
-            assert!(may_keep || !self.store.put_away(id), "it had a location");
+            // What is damaged in the pool may be whole on the backing.
+            let keeps = was.is_kept() && was.has_failed();
+            assert_eq!(self.store.keeps_location(id), keeps, "{was:?}");
+            assert!(keeps || was_away || !self.store.put_away(id), "it had a location");
         }
     }
 

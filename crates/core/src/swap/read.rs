@@ -4,8 +4,8 @@
 //! slots are adjacent or the same go into one [`Read`], within a stretch (`DISK-4`). Each slot of a read is opened
 //! once, when the first object needs it.
 //!
-//! A request whose read failed together with others', or whose slot did not open, is read once more, alone: so no
-//! neighbour's fault is an object's own, and a bit that flips on the way is not a loss.
+//! A request whose read failed together with others' is read again alone: so no neighbour's fault is an object's own.
+//! One of whose slots did not open is read once more, too: a bit that flips on the way is not a loss.
 
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ pub(super) struct Wanted {
     pub(super) length: usize,
     /// It was read before, and is now to be read alone.
     pub(super) is_again: bool,
+    /// What was read then did not open.
+    pub(super) was_damaged: bool,
 }
 
 impl Wanted {

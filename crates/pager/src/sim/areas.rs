@@ -1,8 +1,8 @@
 //! The real areas of `zfolio_core::swap` below the engine: several with priorities, on disks in memory that fail.
 //!
 //! The first is small and is filled first. The disk of the second may end before its slots do. In some runs disks fail
-//! for some time, and an area is emptied and replaced while the engine uses it. After a fork the disks refuse writes to
-//! what a child may read (`SWAP-5`), until the child has ended.
+//! for some time, a read brings other bytes than were written, and an area is emptied and replaced while the engine
+//! uses it. After a fork the disks refuse writes to what a child may read (`SWAP-5`), until the child has ended.
 
 #![allow(clippy::disallowed_types, reason = "the book's lock is none of the engine's")]
 
@@ -29,6 +29,9 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 /// How many there are.
 const AREAS: usize = 3;
+
+/// One in so many reads damages what the disks have, where that is what a run is about.
+const LASTING: usize = 50;
 
 /// In so many turns of the thread that looks after the areas a child has ended.
 const TURNS_OF_A_CHILD: usize = 4;
@@ -123,6 +126,9 @@ impl Ground {
     fn add(&self, slots: usize, priority: i32) {
         let random = &mut self.lock().random.clone();
         let disk = Faulty::new(random.next());
+        // What does not open is read once more: what is damaged twice is lost.
+        let is_lasting = self.faults.is_lasting;
+        disk.break_it(|faults| (faults.is_once, faults.is_lasting) = (!is_lasting, is_lasting));
         let mut secret: [u8; SECRET_BYTES] =
             std::array::from_fn(|_| random.next().to_le_bytes()[0]);
         self.lock().random = random.clone();
@@ -146,6 +152,11 @@ impl Ground {
         self.replaced.load(Relaxed)
     }
 
+    /// Slots that came with other bytes than were written.
+    pub(super) fn damaged(&self) -> u64 {
+        self.areas.stats().tampered
+    }
+
     /// Chooses what goes wrong with a request. True: it is refused.
     fn spoil(&self, request: &Request<'_>, now_ns: u64) -> bool {
         let mut book = self.lock();
@@ -158,6 +169,7 @@ impl Ground {
         // A read that fails takes the other objects of its transfer along: seldom enough that no unit fails 20 times.
         let is_read = matches!(request.operation, Operation::Read { .. });
         let fails = book.random.one_in(self.faults.refuses * if is_read { 8 } else { 1 });
+        let damage = self.damage(&mut book.random).filter(|_| is_read);
         let (id, kind, begins) = match request.operation {
             Operation::Write(_) => {
                 let (nth, kind) = (book.random.below(AREAS), book.random.below(2));
@@ -187,8 +199,22 @@ impl Ground {
                 _ => &mut faults.failed_reads,
             };
             *next = usize::from(fails).max(*next);
+            match damage {
+                Some(0) => faults.flipped = 1,
+                Some(1) => faults.misplaced = 1,
+                Some(2) => faults.replayed = 1,
+                Some(_) => faults.short_reads = 1,
+                None => {}
+            }
         });
         false
+    }
+
+    /// How a read is damaged, if it is. A file that was shortened does not grow back.
+    fn damage(&self, random: &mut Random) -> Option<usize> {
+        let Faults { refuses, is_lasting, .. } = self.faults;
+        let (chances, kinds) = if is_lasting { (LASTING, 4) } else { (2 * refuses, 3) };
+        random.one_in(chances).then(|| random.below(kinds))
     }
 
     /// Ends an outage whose time has come.

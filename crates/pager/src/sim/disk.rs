@@ -89,7 +89,7 @@ pub(super) struct Faults {
     pub(super) refuses: usize,
     /// At one of so many reads an outage begins; 0 is none.
     pub(super) outages: usize,
-    /// The first outage does not end.
+    /// The first outage does not end. Of areas: what comes damaged stays so.
     pub(super) is_lasting: bool,
     /// At one of so many requests the disk stalls: until it goes on, none ends; 0 is never.
     pub(super) stalls: usize,

@@ -22,6 +22,8 @@ pub(super) enum Damage {
     Decoder,
     /// The disk fails from some read on.
     Disk,
+    /// What the disks have changes, or is not there any more.
+    Slots,
 }
 
 /// What a program does most of the time.
@@ -253,10 +255,12 @@ impl Settings {
     /// The same with damage to stored data. That of a disk is done where there is one, and data that needs it.
     pub(super) fn with_damage(self, damage: Option<Damage>) -> Settings {
         let mut settings = Settings { damage, ..self };
-        if damage == Some(Damage::Disk) {
-            let spill = Spill { outages: 50, ..Spill::good(false) };
-            (settings.spill, settings.noise) = (Some(spill), 1);
-        }
+        let spill = match damage {
+            Some(Damage::Disk) => Spill { outages: 50, ..Spill::good(false) },
+            Some(Damage::Slots) => Spill::good(true),
+            _ => return settings,
+        };
+        (settings.spill, settings.noise) = (Some(spill), 1);
         settings
     }
 

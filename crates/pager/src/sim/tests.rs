@@ -10,6 +10,7 @@ use zfolio_core::store::CodecId;
 use zfolio_sys::{clock, cpu};
 
 use super::accelerator;
+use super::areas::Ground;
 use super::program::Program;
 use super::random::{Random, mixed};
 use super::schedule::{self, Body, Trace};
@@ -34,15 +35,16 @@ const DAMAGED_SEEDS: u32 = 24;
 /// The file in which the child notes the seed that it runs.
 const NOTE: &str = "ZFOLIO_SIMULATE_NOTE";
 
-/// Set if stored data is to be damaged: `bits`, `decoder` or `disk`.
+/// Set if stored data is to be damaged: `bits`, `decoder`, `disk` or `slots`.
 const DAMAGE: &str = "ZFOLIO_SIMULATE_DAMAGE";
 
 /// Set to `disk` or `pager` if each seed is to run only that.
 const ONLY: &str = "ZFOLIO_SIMULATE_ONLY";
 
 /// Units written to the backing, returned there, and read from it, in all runs of this process; how often the pool was
-/// full, a budget used up, and a read tried again; runs on areas, and areas that were emptied and replaced.
-static SPILLED: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+/// full, a budget used up, and a read tried again; slots that came damaged; runs on areas, and areas that were emptied
+/// and replaced.
+static SPILLED: [AtomicU64; 9] = [const { AtomicU64::new(0) }; 9];
 
 /// A number from the environment.
 fn from_environment(name: &str) -> Option<u64> {
@@ -124,6 +126,7 @@ fn run_pager(seed: u64, trace: bool) -> Result<Trace, String> {
     let damage = match std::env::var(DAMAGE).as_deref() {
         Ok("bits") => Some(Damage::Bits),
         Ok("disk") => Some(Damage::Disk),
+        Ok("slots") => Some(Damage::Slots),
         Ok(_) => Some(Damage::Decoder),
         Err(_) => None,
     };
@@ -148,9 +151,11 @@ fn run_pager(seed: u64, trace: bool) -> Result<Trace, String> {
     let figures = world.engine.figures().snapshot();
     let (full, used_up) = (figures.pool_limit_hit, figures.write_budget_used_up);
     let on_areas = u64::from(world.areas.is_some());
-    let replaced = world.areas.as_ref().map_or(0, |areas| areas.replaced() as u64);
+    let of_areas = |what: fn(&Ground) -> u64| world.areas.as_deref().map_or(0, what);
+    let replaced = of_areas(|areas| areas.replaced() as u64);
+    let damaged = of_areas(Ground::damaged);
     let units = [spill.written, spill.returned, spill.read];
-    let times = [full, used_up, figures.read_back_retry, on_areas, replaced];
+    let times = [full, used_up, figures.read_back_retry, damaged, on_areas, replaced];
     let all = units.into_iter().chain(times);
     for (sum, more) in SPILLED.iter().zip(all) {
         sum.fetch_add(more, Relaxed);
@@ -184,6 +189,13 @@ fn a_codec_that_cannot_decompress_ends_the_process() {
 #[test]
 fn a_disk_that_stays_broken_ends_the_process() {
     expect_end("disk");
+}
+
+/// Goal: the program never gets bytes that the disk has changed. Method: bits flip on the disks, slots have the bytes of
+/// others or those they had before, or the file is shorter, until the engine ends the process.
+#[test]
+fn a_disk_with_other_bytes_ends_the_process() {
+    expect_end("slots");
 }
 
 /// Runs seeds with this damage, each in a process, and expects that the engine ends it. Many seeds, since
@@ -260,10 +272,10 @@ fn runs_of_seeds() {
     }
     let seconds = spent().as_secs_f64();
     let sums = SPILLED.each_ref().map(|sum| sum.load(Relaxed));
-    let [written, returned, read, full, used_up, again, on_areas, replaced] = sums;
+    let [written, returned, read, full, used_up, again, damaged, on_areas, replaced] = sums;
     println!(
         "\nsimulated {count} seeds, from {fresh} on, {points} points, {written} units spilled, {returned} \
-         returned and {read} read, {again} pauses before reads, {full} pools full and {used_up} budgets used up, \
+         returned and {read} read, {again} pauses before reads, {damaged} damaged slots read, {full} pools full and {used_up} budgets used up, \
          {on_areas} runs on areas, of which {replaced} were replaced, in {seconds:.1} s of CPU time\n\
          simulated accelerators: {}\nsimulated disks: {}",
         accelerator::PLAYED,

@@ -120,13 +120,14 @@ type Backings = (Option<Arc<dyn Below>>, Option<Arc<Ground>>, Option<Box<dyn Bac
 fn backing(seed: u64, settings: &Settings, schedule: &Arc<Schedule>) -> Backings {
     let Some(spill) = settings.spill else { return (None, None, None) };
     let (schedule, random) = (Arc::clone(schedule), Random::new(seed, 12));
-    let is_lasting = settings.damage == Some(Damage::Disk);
+    let is_lasting = matches!(settings.damage, Some(Damage::Disk | Damage::Slots));
     let (refuses, outages) = (spill.refuses, spill.outages);
     let faults = Faults { refuses, outages, is_lasting, stalls: STALLS };
     if spill.areas {
         let sizes = (settings.config(0).object_max().bytes(), spill.bytes_max);
         // To empty an area takes memory.
-        let ground = Ground::new(schedule, random, sizes, (faults, !settings.is_calm()));
+        let drains = !settings.is_calm() && !is_lasting;
+        let ground = Ground::new(schedule, random, sizes, (faults, drains));
         let ground = Arc::new(ground);
         let backing = Box::new(areas::Shared(Arc::clone(&ground)));
         return (Some(Arc::<Ground>::clone(&ground)), Some(ground), Some(backing));

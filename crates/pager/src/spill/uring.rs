@@ -497,6 +497,8 @@ impl Drop for Uring {
                 Load { taken: 0, .. } => self.break_off(),
                 _ => self.pause(),
             }
+            // What has ended goes: while it waits for somebody, a pause takes no time.
+            self.calls.deliver(&mut drop);
             self.reap();
         }
     }

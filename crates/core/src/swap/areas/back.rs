@@ -19,7 +19,8 @@ impl Areas {
         length: usize,
     ) -> Result<(), Failure> {
         assert!((1..=self.object_bytes_max).contains(&length), "{length} bytes");
-        let wanted = Wanted { token, place: Place::of(location), length, is_again: false };
+        let place = Place::of(location);
+        let wanted = Wanted { token, place, length, is_again: false, was_damaged: false };
         if self.inner.lock().queue.push(wanted) {
             return Ok(());
         }
@@ -78,8 +79,8 @@ impl Areas {
                     let slots = transfer.buffer.slots_mut();
                     match read.object(wanted, slots, scratch) {
                         Ok(bytes) => Ok(Completed::Read(bytes)),
-                        Err(_) if !wanted.is_again => {
-                            self.want_again(*wanted);
+                        Err(_) if !wanted.was_damaged => {
+                            self.want_again(Wanted { was_damaged: true, ..*wanted });
                             continue;
                         }
                         Err(_) => Err(Failure::Final),
@@ -104,7 +105,7 @@ impl Areas {
         area.in_flight.fetch_sub(1, AcqRel);
     }
 
-    /// The object is to be read once more, alone.
+    /// The object is to be read again, alone.
     fn want_again(&self, wanted: Wanted) {
         add(&self.counters.reads_again, 1);
         let has_room = self.inner.lock().queue.push(Wanted { is_again: true, ..wanted });

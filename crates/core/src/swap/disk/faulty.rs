@@ -36,6 +36,8 @@ pub struct Faults {
     pub replayed: usize,
     /// Reads whose damage stays: the medium has what was returned.
     pub is_lasting: bool,
+    /// What was damaged in a read comes whole in the next ones, until it is written again.
+    pub is_once: bool,
     /// The file ends here: reads beyond fail, writes beyond find no room.
     pub end: Option<u64>,
     /// So many transfers are accepted at once; 0: any number.
@@ -249,7 +251,11 @@ impl Inner {
             *bytes =
                 **kept.unwrap_or_else(|| panic!("slot {slot}, which was not written, is read"));
         }
+        let is_spared = self.faults.is_once && self.hurt.range(slots.clone()).next().is_some();
         let at = self.random.below(transfer.count);
+        if is_spared {
+            return Ok(());
+        }
         self.damage(slots.start + at as u64, &mut buffer[at]);
         Ok(())
     }

@@ -137,6 +137,21 @@ fn what_is_wrong_once_is_read_again() {
     }
 }
 
+/// Goal: bytes that were wrong once are not a loss, either, if the read before has failed for all objects of a transfer.
+#[test]
+fn what_is_wrong_once_after_a_failed_read_is_read_again() {
+    let fixture = Fixture::new(SMALL, &[(16, 0)]);
+    let objects = pages(0..16);
+    let locations = fixture.write_all(&objects);
+    // The first read, of several objects, fails. One of those that follow, each of one object, brings a flipped bit.
+    fixture.disks[0].break_it(|faults| (faults.failed_reads, faults.flipped) = (1, 1));
+    let before = fixture.areas.stats();
+    fixture.check(&locations, &objects);
+    let after = fixture.areas.stats();
+    assert_eq!(after.failed_medium - before.failed_medium, 1);
+    assert_eq!(after.tampered - before.tampered, 1);
+}
+
 /// Goal: what is on the disk says nothing of what was written. Method: the same contents, twice, with long runs of
 /// one byte.
 #[test]

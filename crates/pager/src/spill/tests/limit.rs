@@ -13,11 +13,13 @@ use zfolio_core::store::{Backing, Key};
 use zfolio_core::testing::{Random, seed};
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zsmalloc::PageSource;
+use zfolio_sys::Errno;
 use zfolio_sys::map::Reservation;
 use zfolio_workers::Crew;
 
 use crate::config::{Config, Mode};
 use crate::engine::{Engine, Parts};
+use crate::fork::Way;
 use crate::inline;
 use crate::pool_mappings::PoolMappings;
 use crate::reclaim::{By, Reclaimed};
@@ -472,6 +474,44 @@ fn a_child_without_a_file_makes_room_for_what_comes_back() {
     });
     assert!(is_tried, "who waits with locks held makes no room");
     drop(table);
+    engine.unmap_adopted(&space);
+}
+
+/// A regression: a child of `fork` without an engine read a unit for which its pool had no memory again and again, for
+/// ever. Goal: such a child is told. Method: the pool's memory ends, and it is full of units whose folios have others
+/// on the disk, the first of them too.
+#[test]
+fn a_child_without_an_engine_is_told_that_nothing_has_room() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let (engine, source) = without_a_file();
+    let space = noise(&engine, 4 * MIB);
+    let table = engine.table.read();
+    while engine.reclaim_one(&table, 0, By::Background) != Reclaimed::Nothing {}
+    while engine.store.write_back(usize::MAX).written > 0 {}
+    assert_eq!(engine.store.pool_stats().objects, 0);
+    source.is_dry.store(true, Relaxed);
+    let all = (space.address(), space.address() + space.bytes());
+    let mut away = Vec::new();
+    engine.note_away(&table, all, &mut away);
+    let units = engine.geometry().units();
+    let others = away.chunks(units).flat_map(|folio| folio[1..].iter().copied());
+    engine.fetch_all(&table, &others.collect::<Vec<_>>());
+    while engine.store.poll() > 0 {}
+    assert!(engine.store.lacks_room(), "there was room");
+    drop(table);
+    let answer = std::thread::scope(|scope| {
+        let child = scope
+            .spawn(|| engine.return_part(&mut engine.table.write(), all, &mut Way::open(&engine)));
+        let has_ended = (0..1_000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            child.is_finished()
+        });
+        source.is_dry.store(false, Relaxed);
+        (has_ended, child.join().unwrap())
+    });
+    assert_eq!(answer, (true, Err(Errno::NOMEM)));
     engine.unmap_adopted(&space);
 }
 
