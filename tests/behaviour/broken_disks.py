@@ -216,6 +216,7 @@ class Cases:
         self.case("device that is too small for several processes", self.shared_device, 128)
         self.case("device of a run that was killed", self.outlived_device)
         self.case("disk that is full and has room again", self.full)
+        self.case("disks with priorities", self.two_places)
         self.case("disk and a killed child", self.killed_child)
         self.case("disk and a killed program", self.killed, "program")
         self.case("disk and a killed zfolio", self.killed, "zfolio")
@@ -253,6 +254,7 @@ class Cases:
             figures = program.end()
             expect(hits > 0 and figures["reject_written_back"] > 0, f"no write has failed: {hits}, {figures}")
             expect(how != errno.EIO or figures["written_back_fail"] > 0, f"no failed write was counted: {figures}")
+            expect(how != errno.ENOSPC or figures["written_back_full"] > 0, f"no full disk was counted: {figures}")
             expect(peak > LIMIT + SLACK, f"only {peak >> 20} MiB resident while nothing could be written")
             return f"{figures['reject_written_back']} units stayed, {peak >> 20} MiB resident meanwhile"
 
@@ -609,6 +611,26 @@ class Cases:
             figures = program.end()
             expect(figures["written_back_full"] > 0, f"no write had no room: {figures}")
             return f"{peak >> 20} MiB resident while it was full, {now >> 20} when there was room again"
+
+    def two_places(self):
+        """The place of the higher priority is filled first, and what it has no room for goes to the other."""
+        with self.disk(64) as small, self.disk() as large:
+            options, before = ["--spill", large.place], [disk.used_bytes() for disk in (small, large)]
+            with Program(self.run, f"{small.place},prio=5", options) as program:
+                used = lambda: [disk.used_bytes() - was for disk, was in zip((small, large), before)]
+                program.ask(f"fill {PAGES // 2}", "filled")
+                program.holds_limit()
+                first, other = used()
+                expect(first > 4 << 20 > other, f"{first >> 20} MiB on the first, {other >> 20} on the other")
+                program.ask(f"fill {PAGES // 2}", "filled")
+                now = program.holds_limit()
+                first, other = used()
+                expect(min(first, other) > 8 << 20, f"{first >> 20} MiB on the first, {other >> 20} on the other")
+                program.ask("change 3", "changed")
+                program.end()
+            self.left(small, before[0], program)
+            self.left(large, before[1], program)
+            return f"{first >> 20} and {other >> 20} MiB on the disks, {now >> 20} resident"
 
     def killed_child(self):
         """A child is killed in the middle of writing pages; the parent's are right, and those of a next child."""

@@ -19,6 +19,8 @@ const BLKROGET: ioctl::Opcode = 0x125E;
 /// How often a device is claimed that somebody has, and the pause after each try: a second in all.
 const TRIES: u32 = 100;
 const TRY: Duration = Duration::from_millis(10);
+/// How often it is opened alone. Whoever sets up a loop device claims for a moment the first that seems free to him.
+const TRIES_OF_OPEN: u32 = 10;
 
 /// What a path names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +84,22 @@ pub fn kept_in_memory(path: &Path) -> Result<Option<&'static str>, Errno> {
     })
 }
 
+/// Whether a block device keeps in memory what is written to it: a compressed disk of the kernel's (zram), or a RAM
+/// disk. False where the kernel does not tell.
+#[must_use]
+pub fn is_in_memory(DeviceNumber { major, minor }: DeviceNumber) -> bool {
+    let link = rustix::fs::readlink(format!("/sys/dev/block/{major}:{minor}"), Vec::new());
+    link.is_ok_and(|link| link.to_str().is_ok_and(names_memory))
+}
+
+/// Whether the link of a device, or of a part of one, names one in memory: `../../devices/virtual/block/zram0`.
+fn names_memory(link: &str) -> bool {
+    let is_numbered = |name: &str, kind| {
+        name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    link.split('/').any(|name| is_numbered(name, "zram") || is_numbered(name, "ram"))
+}
+
 /// How much room a user without privileges has left in the file system of a path.
 ///
 /// # Errors
@@ -136,11 +154,10 @@ fn open_and_unlink(directory: &Path) -> Result<OwnedFd, Errno> {
 ///
 /// # Errors
 ///
-/// `BUSY`: it, or a partition of it, is mounted, in use as swap, part of another device, or open exclusively.
-/// `ACCESS`, `PERM` or `ROFS`: it may not be written to.
+/// `BUSY`: it, or a partition of it, is mounted, in use as swap, part of another device, or open exclusively, a tenth
+/// of a second long. `ACCESS`, `PERM` or `ROFS`: it may not be written to.
 pub fn open_device(path: &Path) -> Result<OwnedFd, Errno> {
-    let file =
-        rustix::fs::open(path, OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty())?;
+    let file = open_alone(path, OFlags::RDWR, TRIES_OF_OPEN)?;
     // The path may name something else by now.
     let status = rustix::fs::fstat(&file)?;
     if FileType::from_raw_mode(status.st_mode) != FileType::BlockDevice {
@@ -176,15 +193,17 @@ pub fn is_claimed(path: &Path) -> bool {
 /// `BUSY`: somebody else has claimed it, or it, or a partition of it, is in use otherwise, a second long: a process
 /// that was killed closes its files a moment later. Else those of `open`.
 pub fn claim_device(path: &Path) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-    for _ in 0..TRIES {
-        match rustix::fs::open(path, flags, Mode::empty()) {
+    let file = open_alone(path, OFlags::RDONLY, TRIES)?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok();
+    Ok(file)
+}
+
+/// Opens a block device that nobody else has for himself alone; tries that so often.
+fn open_alone(path: &Path, flags: OFlags, tries: u32) -> Result<OwnedFd, Errno> {
+    for _ in 0..tries {
+        match rustix::fs::open(path, flags | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
             Err(Errno::BUSY | Errno::INTR) => std::thread::sleep(TRY),
-            answer => {
-                let file = answer?;
-                rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok();
-                return Ok(file);
-            }
+            answer => return answer,
         }
     }
     Err(Errno::BUSY)
@@ -334,4 +353,22 @@ pub fn write_at(file: BorrowedFd<'_>, from: &[u8], offset: u64) -> Result<usize,
 #[must_use]
 pub fn file_bytes_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names_memory;
+
+    /// Goal: devices in memory are known by what sysfs calls them, and parts of them too; no other device is.
+    #[test]
+    fn devices_in_memory_are_known_by_name() {
+        let block = |name: &str| format!("../../devices/virtual/block/{name}");
+        for name in ["zram0", "zram12", "zram0/zram0p1", "ram0", "ram15"] {
+            assert!(names_memory(&block(name)), "{name}");
+        }
+        for name in ["loop0", "dm-0", "zramble", "ramdisk", "nvme0n1", "ublkb0", "md0"] {
+            assert!(!names_memory(&block(name)), "{name}");
+        }
+        assert!(!names_memory("../../devices/pci0000:00/0000:00:02.0/virtio1/block/vda/vda1"));
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use serde_json::{Value, json};
 use zfolio_core::page::PAGE_BYTES;
-use zfolio_sys::clock;
+use zfolio_sys::{clock, map};
 
 use super::Figures;
 use crate::mapping::Anonymous;
@@ -58,6 +58,9 @@ struct Noise<'a> {
     is_right: AtomicBool,
 }
 
+/// Of so many pages at random one at least is not in memory, unless almost all are.
+const DRAWS: usize = 256;
+
 impl<'a> Noise<'a> {
     fn new(memory: &'a [u8]) -> Noise<'a> {
         Noise { memory, is_right: AtomicBool::new(true) }
@@ -77,11 +80,22 @@ impl<'a> Noise<'a> {
         }
     }
 
+    /// Reads pages at random that are not in memory: those that are need no disk.
     fn check_some(&self, reads: Range<usize>) {
         let pages = (self.memory.len() / PAGE_BYTES) as u64;
         // Beyond the words that the memory is filled with.
-        let page = |read: usize| usize::try_from(word(!read) % pages).expect("a page's number");
-        reads.for_each(|read| self.check(page(read)));
+        let page = |read: usize, draw: usize| {
+            usize::try_from(word(!(read | draw << 40)) % pages).expect("a page's number")
+        };
+        for read in reads {
+            let mut draws = (0..DRAWS).map(|draw| page(read, draw));
+            self.check(draws.find(|page| self.is_away(*page)).unwrap_or_else(|| page(read, 0)));
+        }
+    }
+
+    fn is_away(&self, page: usize) -> bool {
+        let (address, mut present) = (self.memory[page * PAGE_BYTES..].as_ptr().addr(), [0]);
+        map::residency(address, PAGE_BYTES, &mut present).is_ok() && present[0] & 1 == 0
     }
 }
 

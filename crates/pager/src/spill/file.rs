@@ -59,6 +59,8 @@ pub enum Refusal {
         /// The kind of its file system.
         file_system: &'static str,
     },
+    /// The device keeps what is written to it in memory.
+    MemoryDevice(PathBuf),
     /// The device is mounted.
     Mounted {
         /// What was given.
@@ -108,6 +110,9 @@ impl fmt::Display for Refusal {
             Refusal::InMemory { path, file_system } => {
                 let path = path.display();
                 write!(f, "'{path}' is on a {file_system}, whose files are memory: {ACCEPTED}")
+            }
+            Refusal::MemoryDevice(path) => {
+                write!(f, "'{}' keeps its data in memory: {ACCEPTED}", path.display())
             }
             Refusal::Mounted { path, at } => {
                 let (path, at) = (path.display(), at.display());
@@ -170,6 +175,9 @@ impl Medium {
                 }
                 Err(errno) => Err(failed(errno)),
             },
+            Ok(Kind::Device(number)) if disk::is_in_memory(number) => {
+                Err(Refusal::MemoryDevice(path.to_owned()))
+            }
             Ok(Kind::Device(number)) => Medium::open_device(path, number, bytes, bytes_min),
             Ok(Kind::Other) => Err(Refusal::OtherKind(path.to_owned())),
             Err(Errno::NOENT | Errno::NOTDIR) => Err(Refusal::Missing(path.to_owned())),

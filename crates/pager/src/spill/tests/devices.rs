@@ -311,6 +311,14 @@ fn places_that_are_of_no_use_are_refused() {
         }
         other => eprintln!("SKIPPED: /dev/shm is no tmpfs: {other:?}"),
     }
+    let zram = Path::new("/dev/zram0");
+    match disk::kind(zram) {
+        Ok(disk::Kind::Device(_)) => {
+            let memory = line(zram, 1 << 30, 0);
+            assert!(memory.contains("keeps its data in memory"), "{memory}");
+        }
+        other => eprintln!("SKIPPED: there is no /dev/zram0: {other:?}"),
+    }
 }
 
 /// Goal: a directory of another user is refused. Method: a thread with the rights of nobody.
