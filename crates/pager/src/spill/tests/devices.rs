@@ -7,7 +7,7 @@ use zfolio_core::swap::disk::{Disk, Error, SLOT_BYTES};
 use zfolio_core::testing::{Random, seed};
 use zfolio_sys::{Errno, disk};
 
-use super::faults::fill;
+use super::faults::{await_room, fill};
 use super::{
     KINDS, Kind, Medium, Sender, alone, assert_holds, directory, make, medium, model, on_each_kind,
     read, write,
@@ -214,8 +214,12 @@ fn a_full_disk_refuses_and_has_room_again() {
         let direct = Medium::open(place, 1 << 30, 2 << 20).unwrap();
         assert!(direct.is_direct(), "{direct:?}");
         drop(direct);
+        let room = disk::free_bytes(place).unwrap();
         on_each_kind(
-            || Medium::open(place, 1 << 30, 2 << 20).unwrap(),
+            || {
+                await_room(place, room);
+                Medium::open(place, 1 << 30, 2 << 20).unwrap()
+            },
             |disk, kind| fill(disk, kind, 2048),
         );
         // SAFETY: the path ends with zero. In this thread's mounts only.

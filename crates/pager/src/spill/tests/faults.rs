@@ -1,5 +1,6 @@
 //! What goes wrong: no room, a limit of the process, a file that is shortened, io_uring forbidden.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zfolio_core::swap::disk::{Disk, Error, SLOT_BYTES};
@@ -196,14 +197,26 @@ fn a_thread_that_ends_takes_no_transfer_with_it() {
 fn a_full_file_system_refuses_and_has_room_again() {
     let thread = std::thread::spawn(|| {
         let Some(place) = super::devices::private_tmpfs("size=1M") else { return };
+        let room = disk::free_bytes(&place).unwrap();
         on_each_kind(
-            || Medium::open_in_directory(&place, 1 << 30).unwrap(),
+            || {
+                await_room(&place, room);
+                Medium::open_in_directory(&place, 1 << 30).unwrap()
+            },
             |disk, kind| {
                 fill(disk, kind, 256);
             },
         );
     });
     thread.join().unwrap();
+}
+
+/// Waits until a file system has as much room as before: the kernel closes the file of a ring a moment after the ring.
+pub(super) fn await_room(place: &Path, room: u64) {
+    let has_room = || disk::free_bytes(place).unwrap() >= room;
+    let ten_ms = std::time::Duration::from_millis(10);
+    let waits = (0..1_000).take_while(|_| !has_room()).inspect(|_| std::thread::sleep(ten_ms));
+    assert!(waits.count() < 1_000, "{} is full after its files were closed", place.display());
 }
 
 /// Writes until the medium is full, gives room back, and goes on. `slots`: about how many there are.
