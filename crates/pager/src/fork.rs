@@ -27,7 +27,7 @@ use crate::engine::Engine;
 use crate::folio::{Folio, Geometry, Table};
 use crate::mappings::event::Locked;
 use crate::rank;
-use crate::spill::{Lent, Place, STILL_NS, Tries};
+use crate::spill::{BATCH, Lent, Place, STILL_NS, Tries};
 
 /// While this lives, the engine moves nothing: see [`Engine::quiet`].
 #[derive(Debug)]
@@ -215,7 +215,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Memory cannot be written, or a disk not read. The child would read zeros instead of its data, and must end.
+    /// Memory cannot be written, a disk not read, or the pool has no memory for what comes from there. The child would
+    /// read zeros instead of its data, and must end.
     pub fn return_all(&self, quiet: &mut Quiet<'_>) -> Result<(), Errno> {
         self.work.stopping.store(true, Relaxed);
         let mut way = Way::open(self);
@@ -224,9 +225,7 @@ impl Engine {
             place.start_over(&quiet.lent, copies.collect::<Result<_, _>>()?, false)?;
         }
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
-        for (start, end) in ranges {
-            self.return_part(&mut quiet.table, (start, end), &mut way)?;
-        }
+        self.return_parts(&mut quiet.table, &ranges, &mut way)?;
         self.measure_tables(&mut quiet.table);
         self.work.place.iter().for_each(Place::close);
         Ok(())
@@ -277,6 +276,8 @@ impl Engine {
                     other => other?,
                 }
             }
+            // What the disk has too needs no room any more.
+            self.store.put_away(copy);
         }
         self.drop_folio(folio, false);
         Ok(())
@@ -286,7 +287,7 @@ impl Engine {
     /// them, and what it maps there is new.
     fn forget_holes(&self, table: &mut Table, start: usize, end: usize) -> Result<(), Errno> {
         let (holes, mut way) = (self.mapped(start, end).gaps(start, end), Way::open(self));
-        holes.iter().try_for_each(|hole| self.return_part(table, hole, &mut way))
+        self.return_parts(table, &holes.iter().collect::<Vec<_>>(), &mut way)
     }
 
     /// Registers those folios of a range that the kernel lets it. The others become the kernel's.
@@ -300,46 +301,69 @@ impl Engine {
         for base in (start..end).step_by(self.geometry().folio_bytes()) {
             let end = base + self.geometry().folio_bytes();
             if self.mover.register(base, end).is_err() {
-                self.return_part(table, (base, end), &mut way)?;
+                self.return_parts(table, &[(base, end)], &mut way)?;
             }
         }
         Ok(())
     }
 
-    /// Writes the stored units of the folios that overlap a range back to where they belong, and leaves these folios to
-    /// the kernel.
+    /// Writes the stored units of the folios that overlap some ranges back to where they belong, and leaves these
+    /// folios to the kernel.
     ///
     /// # Errors
     ///
-    /// As for [`return_all`](Engine::return_all); or the pool has no memory for what comes from a disk.
-    pub(crate) fn return_part(
+    /// As for [`return_all`](Engine::return_all).
+    pub(crate) fn return_parts(
+        &self,
+        table: &mut Table,
+        ranges: &[(usize, usize)],
+        way: &mut Way,
+    ) -> Result<(), Errno> {
+        // What leaves the pool makes room there for what comes from a disk.
+        for takes_all in [false, true] {
+            for (start, end) in ranges {
+                self.return_units(table, (*start, *end), takes_all, way)?;
+            }
+        }
+        for (start, end) in ranges {
+            let outer = table.exterior(*start, *end);
+            table.uncover(outer.0, outer.1);
+            table.remove(outer.0, outer.1);
+        }
+        Ok(())
+    }
+
+    /// Writes the stored units of the folios that overlap a range back to where they belong; unless it `takes_all`, not
+    /// those of folios of which some are away.
+    fn return_units(
         &self,
         table: &mut Table,
         (start, end): (usize, usize),
+        takes_all: bool,
         way: &mut Way,
     ) -> Result<(), Errno> {
         let outer = table.exterior(start, end);
         let known = table.known_folios(outer.0, outer.1).map(|(base, _)| base);
-        let bases: Vec<usize> = known.collect();
-        // What leaves the pool makes room there for what comes from a disk.
-        for takes_all in [false, true] {
-            for base in &bases {
-                // The table is held for writing, so a folio needs no lock, as in `is_resident`.
-                while let Some(folio) = table.known_mut(*base) {
-                    if !takes_all && self.away(folio, self.geometry().all()).is_some() {
-                        break;
-                    }
-                    match self.return_folio(folio, *base, way) {
-                        Ok(()) => break,
-                        Err(Errno::NOMEM) if self.drop_oldest_copies(table) => {}
-                        Err(error) => return Err(error),
-                    }
+        for base in known.collect::<Vec<_>>() {
+            // The table is held for writing, so a folio needs no lock, as in `is_resident`.
+            while let Some(folio) = table.known_mut(base) {
+                if !takes_all && self.away(folio, self.geometry().all()).is_some() {
+                    break;
+                }
+                match self.return_folio(folio, base, way) {
+                    Ok(()) => break,
+                    Err(Errno::NOMEM) if self.makes_room(table) => {}
+                    Err(error) => return Err(error),
                 }
             }
         }
-        table.uncover(outer.0, outer.1);
-        table.remove(outer.0, outer.1);
         Ok(())
+    }
+
+    /// Makes room in the pool: copies of what is resident go, and what the disk has too. False: there is neither.
+    fn makes_room(&self, table: &Table) -> bool {
+        // This is the child's only thread: no other has a folio that is locked here, or waits for one.
+        self.drop_oldest_copies(table) || self.store.return_kept(BATCH).written > 0
     }
 
     /// Whether a child of `fork` could have userfaultfds of its own.

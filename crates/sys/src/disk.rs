@@ -198,7 +198,7 @@ pub fn claim_device(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Opens a block device that nobody else has for himself alone; tries that so often.
+/// Opens a block device exclusively; tries that up to `tries` times.
 fn open_alone(path: &Path, flags: OFlags, tries: u32) -> Result<OwnedFd, Errno> {
     for _ in 0..tries {
         match rustix::fs::open(path, flags | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {

@@ -5,7 +5,7 @@
 //! once, when the first object needs it.
 //!
 //! A request whose read failed together with others' is read again alone: so no neighbour's fault is an object's own.
-//! One of whose slots did not open is read once more, too: a bit that flips on the way is not a loss.
+//! A request with a slot that did not open is read once more, too: a bit that flips on the way is not a loss.
 
 use std::sync::Arc;
 

@@ -210,7 +210,7 @@ impl Ground {
         false
     }
 
-    /// How a read is damaged, if it is. A file that was shortened does not grow back.
+    /// How a read is damaged, if it is.
     fn damage(&self, random: &mut Random) -> Option<usize> {
         let Faults { refuses, is_lasting, .. } = self.faults;
         let (chances, kinds) = if is_lasting { (LASTING, 4) } else { (2 * refuses, 3) };

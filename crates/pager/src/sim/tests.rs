@@ -192,8 +192,8 @@ fn a_disk_that_stays_broken_ends_the_process() {
     expect_end("disk");
 }
 
-/// Goal: the program never gets bytes that the disk has changed. Method: bits flip on the disks, slots have the bytes of
-/// others or those they had before, or the file is shorter, until the engine ends the process.
+/// Goal: the program never gets bytes that the disk has changed. Method: bits flip on the disks, slots have the bytes
+/// of others or those they had before, or a read finds the file shorter, until the engine ends the process.
 #[test]
 fn a_disk_with_other_bytes_ends_the_process() {
     expect_end("slots");
@@ -271,10 +271,7 @@ fn runs_of_seeds() {
             let sums = SPILLED.each_ref().map(|sum| sum.load(Relaxed));
             let [written, returned, read, .., damaged, on_areas, _] = sums;
             let met = [written, returned, read, damaged, on_areas];
-            assert!(
-                !met.contains(&0),
-                "the first seeds do not meet all that they are chosen for: {met:?}"
-            );
+            assert!(!met.contains(&0), "the first seeds no longer meet what they are for: {met:?}");
         }
         if spent() > Duration::from_secs(seconds) {
             break;
@@ -285,8 +282,8 @@ fn runs_of_seeds() {
     let [written, returned, read, full, used_up, again, damaged, on_areas, replaced] = sums;
     println!(
         "\nsimulated {count} seeds, from {fresh} on, {points} points, {written} units spilled, {returned} \
-         returned and {read} read, {again} pauses before reads, {damaged} damaged slots read, {full} pools full and {used_up} budgets used up, \
-         {on_areas} runs on areas, of which {replaced} were replaced, in {seconds:.1} s of CPU time\n\
+         returned and {read} read, {again} pauses before reads, {damaged} damaged slots read, {full} pools full and \
+         {used_up} budgets used up, {on_areas} runs on areas, of which {replaced} were replaced, in {seconds:.1} s of CPU time\n\
          simulated accelerators: {}\nsimulated disks: {}",
         accelerator::PLAYED,
         zram::PLAYED

@@ -137,7 +137,8 @@ fn what_is_wrong_once_is_read_again() {
     }
 }
 
-/// Goal: bytes that were wrong once are not a loss, either, if the read before has failed for all objects of a transfer.
+/// Goal: bytes that were wrong once are not a loss, either, if the read before has failed for all objects of its
+/// transfer.
 #[test]
 fn what_is_wrong_once_after_a_failed_read_is_read_again() {
     let fixture = Fixture::new(SMALL, &[(16, 0)]);
