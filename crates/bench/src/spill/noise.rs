@@ -17,6 +17,9 @@ use crate::mapping::Anonymous;
 /// Words of a page.
 const WORDS: usize = PAGE_BYTES / 8;
 
+/// Of so many pages at random one at least is not in memory, unless almost all are.
+const DRAWS: usize = 256;
+
 /// The word at `index`: a hash of it, which no codec makes smaller.
 fn word(index: usize) -> u64 {
     let mixed = (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -57,9 +60,6 @@ struct Noise<'a> {
     memory: &'a [u8],
     is_right: AtomicBool,
 }
-
-/// Of so many pages at random one at least is not in memory, unless almost all are.
-const DRAWS: usize = 256;
 
 impl<'a> Noise<'a> {
     fn new(memory: &'a [u8]) -> Noise<'a> {

@@ -21,7 +21,7 @@ use crate::config::Mode;
 use crate::fatal;
 
 /// Seeds that every run begins with. Seeds that once failed are added here. Together they write to areas, return and
-/// read, also what comes damaged; if a change of the simulator has them do that no more, others do.
+/// read, also what comes damaged: if they miss one of these after a change of the simulator, choose others.
 const SEEDS: [u64; 7] = [1, 2, 3, 4, 1025, 97_393_126, 758_683_186];
 
 /// One of so many seeds is run twice, to check that both runs are the same.
@@ -46,6 +46,11 @@ const ONLY: &str = "ZFOLIO_SIMULATE_ONLY";
 /// full, a budget used up, and a read tried again; slots that came damaged; runs on areas, and areas that were emptied
 /// and replaced.
 static SPILLED: [AtomicU64; 9] = [const { AtomicU64::new(0) }; 9];
+
+/// The numbers of [`SPILLED`].
+fn spilled() -> [u64; 9] {
+    SPILLED.each_ref().map(|sum| sum.load(Relaxed))
+}
 
 /// A number from the environment.
 fn from_environment(name: &str) -> Option<u64> {
@@ -268,8 +273,7 @@ fn runs_of_seeds() {
         }
         (count, points) = (count + 1, points + done.iter().map(|trace| trace.points).sum::<u64>());
         if count == SEEDS.len() as u64 && std::env::var(ONLY).map_or(true, |only| only != "disk") {
-            let sums = SPILLED.each_ref().map(|sum| sum.load(Relaxed));
-            let [written, returned, read, .., damaged, on_areas, _] = sums;
+            let [written, returned, read, .., damaged, on_areas, _] = spilled();
             let met = [written, returned, read, damaged, on_areas];
             assert!(!met.contains(&0), "the first seeds no longer meet what they are for: {met:?}");
         }
@@ -278,12 +282,12 @@ fn runs_of_seeds() {
         }
     }
     let seconds = spent().as_secs_f64();
-    let sums = SPILLED.each_ref().map(|sum| sum.load(Relaxed));
-    let [written, returned, read, full, used_up, again, damaged, on_areas, replaced] = sums;
+    let [written, returned, read, full, used_up, again, damaged, on_areas, replaced] = spilled();
     println!(
         "\nsimulated {count} seeds, from {fresh} on, {points} points, {written} units spilled, {returned} \
          returned and {read} read, {again} pauses before reads, {damaged} damaged slots read, {full} pools full and \
-         {used_up} budgets used up, {on_areas} runs on areas, of which {replaced} were replaced, in {seconds:.1} s of CPU time\n\
+         {used_up} budgets used up, {on_areas} runs on areas, of which {replaced} were replaced, in {seconds:.1} s \
+         of CPU time\n\
          simulated accelerators: {}\nsimulated disks: {}",
         accelerator::PLAYED,
         zram::PLAYED

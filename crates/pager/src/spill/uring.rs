@@ -497,7 +497,7 @@ impl Drop for Uring {
                 Load { taken: 0, .. } => self.break_off(),
                 _ => self.pause(),
             }
-            // What has ended goes: while it waits for somebody, a pause takes no time.
+            // Nobody polls any more, and a pause returns at once while something that has ended was not delivered.
             self.calls.deliver(&mut drop);
             self.reap();
         }

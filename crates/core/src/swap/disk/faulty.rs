@@ -253,10 +253,9 @@ impl Inner {
         }
         let is_spared = self.faults.is_once && self.hurt.range(slots.clone()).next().is_some();
         let at = self.random.below(transfer.count);
-        if is_spared {
-            return Ok(());
+        if !is_spared {
+            self.damage(slots.start + at as u64, &mut buffer[at]);
         }
-        self.damage(slots.start + at as u64, &mut buffer[at]);
         Ok(())
     }
 

@@ -19,11 +19,12 @@ use zfolio_workers::Crew;
 
 use crate::config::{Config, Mode};
 use crate::engine::{Engine, Parts};
+use crate::folio::Table;
 use crate::fork::Way;
 use crate::inline;
 use crate::pool_mappings::PoolMappings;
 use crate::reclaim::{By, Reclaimed};
-use crate::spill::{BATCH, Door, Place, Places, Sender};
+use crate::spill::{Away, BATCH, Door, Place, Places, Sender};
 use crate::system::Linux;
 
 const MIB: usize = 1 << 20;
@@ -441,6 +442,24 @@ fn without_a_file() -> (Engine, Arc<Bounded>) {
     (engine, source)
 }
 
+/// Has all that is managed leave for the disk, and the pool's memory end. Returns what is away.
+fn send_away(engine: &Engine, table: &Table, source: &Bounded, space: &Reservation) -> Vec<Away> {
+    while engine.reclaim_one(table, 0, By::Background) != Reclaimed::Nothing {}
+    while engine.store.write_back(usize::MAX).written > 0 {}
+    assert_eq!(engine.store.pool_stats().objects, 0);
+    source.is_dry.store(true, Relaxed);
+    let mut away = Vec::new();
+    engine.note_away(table, (space.address(), space.address() + space.bytes()), &mut away);
+    away
+}
+
+/// Has these units fetched, for which the pool has no room.
+fn fetch_without_room(engine: &Engine, table: &Table, units: &[Away]) {
+    engine.fetch_all(table, units);
+    while engine.store.poll() > 0 {}
+    assert!(engine.store.lacks_room(), "there was room");
+}
+
 /// A regression: where a child of `fork` had no file of its own yet, and its pool no memory for what it read of its
 /// parent's, nobody made room, and it waited for ever. Goal: it asks for a file, and room is made as where nothing can
 /// be written; also by who waits with locks held. Method: all of it is away when the pool's memory ends.
@@ -452,16 +471,9 @@ fn a_child_without_a_file_makes_room_for_what_comes_back() {
     let (engine, source) = without_a_file();
     let space = noise(&engine, 4 * MIB);
     let table = engine.table.read();
-    while engine.reclaim_one(&table, 0, By::Background) != Reclaimed::Nothing {}
-    while engine.store.write_back(usize::MAX).written > 0 {}
-    assert_eq!((engine.store.pool_stats().objects, engine.door()), (0, Door::Soon));
-    source.is_dry.store(true, Relaxed);
-    let all = (space.address(), space.address() + space.bytes());
-    let mut away = Vec::new();
-    engine.note_away(&table, all, &mut away);
-    engine.fetch_all(&table, &away);
-    while engine.store.poll() > 0 {}
-    assert!(engine.store.lacks_room(), "there was room");
+    let away = send_away(&engine, &table, &source, &space);
+    assert_eq!(engine.door(), Door::Soon);
+    fetch_without_room(&engine, &table, &away);
     let spilling = &engine.work.spilling;
     let tries = || spilling.without_room.load(Relaxed);
     engine.spill_ahead(&table);
@@ -505,18 +517,11 @@ fn returned_to_a_child(keeps: bool) -> (bool, Result<(), Errno>) {
     let (engine, source) = without_a_file();
     let space = noise(&engine, 4 * MIB);
     let table = engine.table.read();
-    while engine.reclaim_one(&table, 0, By::Background) != Reclaimed::Nothing {}
-    while engine.store.write_back(usize::MAX).written > 0 {}
-    assert_eq!(engine.store.pool_stats().objects, 0);
-    source.is_dry.store(true, Relaxed);
+    let away = send_away(&engine, &table, &source, &space);
+    let folios = away.chunks(engine.geometry().units());
+    let others: Vec<Away> = folios.flat_map(|folio| folio[1..].iter().copied()).collect();
+    fetch_without_room(&engine, &table, &others);
     let all = (space.address(), space.address() + space.bytes());
-    let mut away = Vec::new();
-    engine.note_away(&table, all, &mut away);
-    let units = engine.geometry().units();
-    let others = away.chunks(units).flat_map(|folio| folio[1..].iter().copied());
-    engine.fetch_all(&table, &others.collect::<Vec<_>>());
-    while engine.store.poll() > 0 {}
-    assert!(engine.store.lacks_room(), "there was room");
     for (_, lock) in table.known_folios(all.0, all.1).filter(|_| !keeps) {
         lock.lock().copies.iter().flatten().for_each(|copy| engine.store.give_up_backing(copy));
     }
