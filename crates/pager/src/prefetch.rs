@@ -1,8 +1,8 @@
 //! The prefetching thread: brings back what the streams of faults will want next.
 //!
 //! A fault that continues a stream ([`streams`]) brings in more than its own unit: what the stream
-//! wants in the same folio. What it wants beyond is brought in by this thread, folio by folio, in
-//! the direction of the walk.
+//! wants in the same folio. What it wants beyond is brought in by this thread, folio by folio, or up to
+//! four adjacent whole ones by one move, in the direction of the walk.
 
 mod streams;
 
