@@ -225,6 +225,10 @@ impl Quota {
         // The memory is for the one that waits: it gives nothing unless the reserve is lacking.
         let slack = |view: &&View| view.slack() >= view.slack_min() && (urgent || !is_needy(view));
         for view in givers.iter().filter(slack) {
+            // A target at its share would only keep the process from growing.
+            if short == 0 {
+                break;
+            }
             let bytes = view.slack().min(short);
             lowered.push((view.index, view.share - bytes));
             short -= bytes;
@@ -340,6 +344,17 @@ mod tests {
         assert!(world.free() >= signed(8 * MIB), "{:?}", world.shares());
         assert!(world.views[1].share >= 150 * MIB, "{:?}", world.shares());
         assert!(world.views[0].share >= 40 * MIB, "{:?}", world.shares());
+    }
+
+    /// A regression: when one process had all that was lacking to spare, every other one with slack got a target at its
+    /// share, could not grow, and engaged its engine for nothing.
+    #[test]
+    fn nobody_gets_a_target_once_enough_is_given() {
+        let mut world = World::new(&[100 * MIB, 80 * MIB, 72 * MIB], &[40 * MIB; 3]);
+        world.views.iter_mut().for_each(|view| view.charge = 40 * MIB);
+        world.look();
+        let targets: Vec<_> = world.views.iter().map(|view| view.target).collect();
+        assert_eq!(targets, [Some(96 * MIB), None, None], "4 of 8 MiB were free");
     }
 
     #[test]
