@@ -23,8 +23,12 @@ const LESS: u64 = 4;
 /// How long a target stays after it was reached.
 const HOLD_NS: u64 = SECOND_NS / 2;
 
-/// How long a process that cannot come down is left alone.
+/// A process whose share has not fallen for so long cannot come down, and is left alone for as long.
 const REST_NS: u64 = 2 * SECOND_NS;
+
+/// It has fallen if that is more than a 64th of what the process still has to give: what it has to give is not asked of
+/// the others, so a few bytes now and then are not enough.
+const FALL_SHARE: u64 = 64;
 
 /// What is no slack: a 16th of the share, within these bounds.
 const MARGIN_SHARE: u64 = 16;
@@ -84,8 +88,9 @@ struct Track {
     forced: u32,
     /// Nanoseconds waited in a second, lately.
     pressure: u64,
-    /// When its target was set.
-    set_ns: u64,
+    /// When its target was set, or its share last fell since then; and its share at that time.
+    fallen_ns: u64,
+    fallen_share: u64,
     rest_until_ns: u64,
 }
 
@@ -96,7 +101,8 @@ impl Track {
             window_waited_ns: view.waited_ns,
             forced: view.forced,
             pressure: 0,
-            set_ns: 0,
+            fallen_ns: now_ns,
+            fallen_share: view.share,
             rest_until_ns: 0,
         }
     }
@@ -110,7 +116,11 @@ impl Track {
             self.pressure = u64::midpoint(self.pressure, u64::try_from(rate).unwrap_or(u64::MAX));
             (self.window_ns, self.window_waited_ns) = (now_ns, view.waited_ns);
         }
-        let is_stuck = view.pending() > 0 && now_ns > self.set_ns + REST_NS;
+        let fallen = self.fallen_share.saturating_sub(view.share);
+        if fallen > view.pending() / FALL_SHARE {
+            (self.fallen_ns, self.fallen_share) = (now_ns, view.share);
+        }
+        let is_stuck = view.pending() > 0 && now_ns > self.fallen_ns + REST_NS;
         if view.forced != self.forced || is_stuck {
             self.rest_until_ns = now_ns + REST_NS;
         }
@@ -193,7 +203,7 @@ impl Quota {
                 set(view.index, None);
                 continue;
             }
-            let held = view.pending() == 0 && state.now_ns >= track.set_ns + HOLD_NS;
+            let held = view.pending() == 0 && state.now_ns >= track.fallen_ns + HOLD_NS;
             let is_ample = needy.is_none() && short < -signed(state.room);
             let needs = needy.is_some_and(|needy| {
                 self.pressure_per_mib(view) >= self.pressure_per_mib(&needy) / 2
@@ -230,11 +240,11 @@ impl Quota {
                 break;
             }
             let bytes = view.slack().min(short);
-            lowered.push((view.index, view.share - bytes));
+            lowered.push((*view, view.share - bytes));
             short -= bytes;
         }
         givers.retain(|view| {
-            view.share > SMALL_BYTES && lowered.iter().all(|(index, _)| *index != view.index)
+            view.share > SMALL_BYTES && lowered.iter().all(|(other, _)| other.index != view.index)
         });
         givers.sort_by_key(|view| self.pressure_per_mib(view));
         let bound = needy.map_or(0, |needy| self.pressure_per_mib(&needy) / LESS);
@@ -247,14 +257,14 @@ impl Quota {
             let part = if urgent && is_idle { STEP_SHARE_URGENT } else { STEP_SHARE };
             let step = (view.share / part).max(STEP_BYTES_MIN);
             let bytes = step.min(short.max(STEP_BYTES_MIN)).min(view.share - SMALL_BYTES);
-            lowered.push((view.index, view.share - bytes));
+            lowered.push((view, view.share - bytes));
             short = short.saturating_sub(bytes);
         }
-        for (index, target) in lowered.into_iter().filter(|(_, target)| *target > 0) {
-            if let Some(track) = self.tracks.get_mut(&index) {
-                track.set_ns = state.now_ns;
+        for (view, target) in lowered.into_iter().filter(|(_, target)| *target > 0) {
+            if let Some(track) = self.tracks.get_mut(&view.index) {
+                (track.fallen_ns, track.fallen_share) = (state.now_ns, view.share);
             }
-            set(index, Some(target));
+            set(view.index, Some(target));
         }
     }
 }
@@ -269,15 +279,15 @@ mod tests {
     const ROOM: u64 = 16 * MIB;
 
     /// A tree of made-up processes: each waits in proportion to what it lacks, and comes down to
-    /// targets at once.
+    /// targets at once unless a test says otherwise.
     struct World {
         now_ns: u64,
         reserve: u64,
         quota: Quota,
         /// What each process wants.
         wants: Vec<u64>,
-        /// Whether each comes down.
-        obeys: Vec<bool>,
+        /// By how much each comes down between two looks.
+        falls: Vec<u64>,
         views: Vec<View>,
     }
 
@@ -298,7 +308,7 @@ mod tests {
                 reserve: 8 * MIB,
                 quota: Quota::default(),
                 wants: wants.to_vec(),
-                obeys: vec![true; shares.len()],
+                falls: vec![u64::MAX; shares.len()],
                 views: shares.iter().enumerate().map(view).collect(),
             }
         }
@@ -319,9 +329,7 @@ mod tests {
                 let spare = u64::try_from(self.free() - signed(self.reserve)).unwrap_or(0);
                 let view = &mut self.views[at];
                 let target = view.target.unwrap_or(u64::MAX);
-                if self.obeys[at] {
-                    view.share = view.share.min(target);
-                }
+                view.share -= view.share.saturating_sub(target).min(self.falls[at]);
                 let lacks = self.wants[at].saturating_sub(view.share);
                 if lacks > 0 && view.share < target {
                     view.share += spare.min(lacks).min(CHUNK).min(target - view.share);
@@ -422,10 +430,35 @@ mod tests {
     #[test]
     fn a_process_that_cannot_come_down_is_left_alone() {
         let mut world = World::new(&[120 * MIB, 136 * MIB], &[120 * MIB, 136 * MIB]);
-        world.obeys[0] = false;
+        world.falls[0] = 0;
         (0..400).for_each(|_| world.look());
         assert!(world.free() >= signed(8 * MIB), "the other gives: {:?}", world.shares());
         assert_eq!(world.shares()[0], 120);
+    }
+
+    /// A regression: a process that took more than two seconds to come down lost its target, did nothing for two
+    /// seconds, and was only then asked again. Method: a quarter of a share, at 5 MiB in a second.
+    #[test]
+    fn a_process_that_comes_down_slowly_keeps_its_target() {
+        let mut world = World::new(&[200 * MIB, 56 * MIB], &[200 * MIB, 56 * MIB]);
+        (world.reserve, world.falls[0]) = (32 * MIB, MIB / 4);
+        for look in 1..=4 * 32 {
+            world.look();
+            world.views[0].waited_ns = 0;
+            let target = world.views[0].target;
+            assert_eq!(target, Some(168 * MIB), "{look} looks: {:?}", world.shares());
+        }
+        assert_eq!(world.shares(), [168, 56]);
+    }
+
+    /// Goal: who gives next to nothing is one that cannot come down, so the others are asked.
+    #[test]
+    fn a_process_that_hardly_comes_down_is_left_alone_too() {
+        let mut world = World::new(&[120 * MIB, 136 * MIB], &[120 * MIB, 136 * MIB]);
+        world.falls[0] = 256;
+        (0..400).for_each(|_| world.look());
+        assert!(world.free() >= signed(8 * MIB), "the other gives: {:?}", world.shares());
+        assert!(world.views[0].share > 119 * MIB, "{:?}", world.shares());
     }
 
     #[test]
