@@ -347,8 +347,8 @@ impl Ledger {
     /// Gives a process a slot and its first share; returns the number of the slot. `None`: none is
     /// free.
     ///
-    /// A process that has a slot already has executed another program: it keeps the slot, and no
-    /// more than a first share.
+    /// A process that has a slot already has executed another program: it keeps the slot, no more
+    /// than a first share, and no target.
     #[must_use]
     pub fn enter(&self, owner: Owner) -> Option<usize> {
         if let Some((index, seat)) = self.seats().find(|(_, seat)| seat.owner() == owner) {
@@ -431,7 +431,6 @@ impl Ledger {
         seat.give_down_to(0);
         seat.slot.start_over();
         seat.slot.start_ticks.store(0, Relaxed);
-        seat.slot.target_bytes.store(0, Relaxed);
         seat.slot.charge_bytes.store(0, Relaxed);
     }
 
@@ -462,6 +461,8 @@ impl Slot {
         self.waited_ns.store(0, Relaxed);
         self.spilled_bytes.store(0, Relaxed);
         self.served.store(0, Relaxed);
+        // It was for what that program had to give.
+        self.target_bytes.store(0, Relaxed);
         self.flags.store(0, Relaxed);
     }
 }

@@ -48,9 +48,9 @@ impl Model {
     }
 
     fn enter(&mut self, pid: u32, index: usize) {
-        if let Some((_, share, _)) = self.shares.get_mut(&pid) {
+        if let Some((_, share, target)) = self.shares.get_mut(&pid) {
             self.free += signed(share.saturating_sub(FIRST));
-            *share = (*share).min(FIRST);
+            (*share, *target) = ((*share).min(FIRST), None);
             return;
         }
         self.shares.insert(pid, (index, 0, None));
@@ -144,6 +144,18 @@ fn a_new_program_of_a_process_keeps_the_slot_and_a_first_share() {
     assert!(!seat.is_forked() && !seat.watches());
     let later = Owner { start_ticks: 9, ..owner(5) };
     assert_ne!(ledger.enter(later), Some(index), "another process of that number");
+}
+
+/// A regression: a program began with the target of the one before it in the same process, could take nothing beyond
+/// that, and compressed its memory while enough was free.
+#[test]
+fn a_new_program_of_a_process_has_no_target() {
+    let ledger = ledger();
+    let seat = ledger.seat(ledger.enter(owner(5)).unwrap());
+    seat.set_target(Some(FIRST / 2));
+    assert!(ledger.enter(owner(5)).is_some());
+    assert_eq!((seat.target_bytes(), seat.limit_bytes()), (None, FIRST));
+    assert_eq!(seat.take(MIB, MIB), MIB);
 }
 
 #[test]
