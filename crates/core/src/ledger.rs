@@ -17,7 +17,8 @@
 //!   is the total.
 //! - `LEDGER-2` Both steps take away first and add afterwards. A process that is killed in between
 //!   makes the sum too small, never too large; [`Ledger::missing_bytes`] is what the supervisor may
-//!   put back.
+//!   put back. If the process was only stopped, and goes on after that, the sum is too large by the
+//!   same amount, until the supervisor sees it and takes it away again.
 //! - `LEDGER-3` The share of a slot is raised by its owner only. The owner lowers it, and so does the
 //!   supervisor: once the owner is gone, or while the owner watches nothing and does not use it. Without
 //!   a supervisor a new process takes over the slot of one that is gone.
@@ -435,7 +436,8 @@ impl Ledger {
     }
 
     /// What is neither free nor in a share. Above 0 while a process takes or gives; it stays so if the
-    /// process was killed meanwhile (`LEDGER-2`).
+    /// process was killed meanwhile. Below 0: so much is there twice, since it was put back for a
+    /// process that was only stopped (`LEDGER-2`).
     #[must_use]
     pub fn missing_bytes(&self) -> i64 {
         let shares: u64 = self.slots.iter().map(|slot| slot.share_bytes.load(Relaxed)).sum();
@@ -448,9 +450,10 @@ impl Ledger {
         self.seats().map(|(_, seat)| seat.spilled_bytes()).sum()
     }
 
-    /// Puts back what a killed process has lost.
-    pub fn refund(&self, bytes: u64) {
-        self.free_bytes.fetch_add(signed(bytes), Relaxed);
+    /// Makes free what is missing, or takes from what is free what is there twice: `missing` is from
+    /// [`Ledger::missing_bytes`]. If less is free than that, the processes have to give way.
+    pub fn settle(&self, missing: i64) {
+        self.free_bytes.fetch_add(missing, Relaxed);
     }
 }
 

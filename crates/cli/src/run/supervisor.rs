@@ -56,7 +56,7 @@ const ROOM_SHARE: u64 = 16;
 /// do not use.
 const SCARCE_SHARE: u64 = 8;
 
-/// Bytes that are missing for so long are lost (`LEDGER-2`).
+/// Bytes that are missing, or there twice, for so long are so for good (`LEDGER-2`).
 const LOST_NS: u64 = 1_000_000_000;
 
 /// A process of another PID namespace that was not seen for so long is gone.
@@ -289,17 +289,16 @@ impl Supervisor {
         all
     }
 
-    /// Gives back what a process that was killed has lost.
+    /// Gives back what a process that was killed has lost. Takes it away again if the process was only stopped, and has
+    /// gone on since.
     fn find_lost(&mut self, now_ns: u64) {
         let missing = self.ledger.missing_bytes();
         if missing != self.missing.0 {
             self.missing = (missing, now_ns);
         }
-        if let Ok(lost @ 1..) = u64::try_from(missing) {
-            if now_ns - self.missing.1 >= LOST_NS {
-                self.ledger.refund(lost);
-                self.missing = (0, now_ns);
-            }
+        if missing != 0 && now_ns - self.missing.1 >= LOST_NS {
+            self.ledger.settle(missing);
+            self.missing = (0, now_ns);
         }
     }
 
@@ -401,7 +400,7 @@ fn view(index: usize, seat: Seat<'_>, ahead: u64) -> View {
 
 #[cfg(test)]
 mod tests {
-    use super::{Supervisor, UNSEEN_NS};
+    use super::{LOST_NS, Supervisor, UNSEEN_NS};
     use crate::run::tree::Tree;
     use std::process::{Child, Command};
     use zfolio_core::budget::WriteBudget;
@@ -498,7 +497,30 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// Goal: what a process without a share has is not free; and what was lost is put back.
+    /// Goal: what is missing for a second is put back, and what is there twice for a second is taken away, also if less
+    /// than that is free. Method: the amount that a process changes between its two steps, and no process.
+    #[test]
+    fn what_is_lost_or_there_twice_is_settled_after_a_second() {
+        let Some(mut supervisor) = Supervisor::new(256 * MIB, WriteBudget::NONE) else { return };
+        let own = supervisor.ledger.seat(supervisor.own);
+        let mut now_ns = 1;
+        for (taken, twice) in [(0, -4 << 20), (0, 4 << 20), (257 * MIB, 4 << 20)] {
+            own.give_down_to(0);
+            own.force(taken);
+            let free = supervisor.ledger.free_bytes();
+            supervisor.ledger.settle(twice);
+            for later in [0, LOST_NS - 1] {
+                supervisor.find_lost(now_ns + later);
+                assert_eq!(supervisor.ledger.missing_bytes(), -twice, "too early");
+            }
+            now_ns += LOST_NS;
+            supervisor.find_lost(now_ns);
+            assert_eq!(supervisor.ledger.free_bytes(), free, "{twice}");
+            assert_eq!(supervisor.ledger.missing_bytes(), 0, "{twice}");
+        }
+    }
+
+    /// Goal: what a process without a share has is not free.
     #[test]
     fn a_stranger_is_charged() {
         let Some(mut supervisor) = Supervisor::new(256 * MIB, WriteBudget::NONE) else { return };

@@ -281,8 +281,22 @@ fn what_a_killed_process_lost_is_put_back() {
     // As a process that was killed between the two steps of a take.
     ledger.free_bytes.fetch_sub(5, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(ledger.missing_bytes(), 5);
-    ledger.refund(5);
+    ledger.settle(5);
     assert_eq!((ledger.missing_bytes(), ledger.free_bytes()), (0, signed(TOTAL)));
+}
+
+/// A regression: what had been put back for a process that was only stopped between the two steps of a take was there
+/// twice when the process went on, so that all together had more than the total for good.
+#[test]
+fn what_was_put_back_for_a_stopped_process_is_taken_away_again() {
+    let ledger = ledger();
+    let index = ledger.enter(owner(1)).unwrap();
+    ledger.free_bytes.fetch_sub(5, std::sync::atomic::Ordering::Relaxed);
+    ledger.settle(ledger.missing_bytes());
+    ledger.slots[index].share_bytes.fetch_add(5, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(ledger.missing_bytes(), -5);
+    ledger.settle(ledger.missing_bytes());
+    assert_eq!((ledger.missing_bytes(), ledger.free_bytes()), (0, signed(TOTAL - FIRST - 5)));
 }
 
 /// Goal: another total is free at once, or missing until somebody gives; nothing else changes. Method:
