@@ -167,9 +167,12 @@ impl StatsFile {
         self.write(at, &u64::from(percent).to_ne_bytes())
     }
 
-    /// Asks the process to write no more than another budget.
+    /// Asks the process to write no more than a budget, which is full then, also if it is the same as before.
     pub(crate) fn ask_write_budget(&self, budget: WriteBudget) -> io::Result<()> {
-        self.write(offset_of!(Stats, write_budget_asked), &budget.to_asked().to_ne_bytes())
+        let serial = self.stats.write_budget_serial.load(Relaxed).wrapping_add(1);
+        self.write(offset_of!(Stats, write_budget_asked), &budget.to_asked().to_ne_bytes())?;
+        // Behind the budget: whoever sees this number finds that budget.
+        self.write(offset_of!(Stats, write_budget_serial), &serial.to_ne_bytes())
     }
 
     /// Asks the process to compress with another algorithm, by a word of `zcomp::asked`.
@@ -439,6 +442,7 @@ mod tests {
     use std::os::unix::fs::DirBuilderExt;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::Ordering::Relaxed;
+    use zfolio_core::budget::WriteBudget;
     use zfolio_core::stats::Stats;
 
     #[test]
@@ -510,6 +514,22 @@ mod tests {
         assert!(file.live && file.run() == 0);
         assert_eq!(file.stats.command(), "test");
         assert_eq!(file.stats.figures.get("limit_bytes"), Some(256 << 20));
+    }
+
+    /// Goal: a process can tell that the same budget is asked for again.
+    #[test]
+    fn each_request_for_a_budget_has_a_number() {
+        let directory = Directory::new("budget");
+        let (pid, start) = me();
+        directory.write(pid, start, 0);
+        let budget: WriteBudget = "10M/h".parse().unwrap();
+        let numbers = [1, 2].map(|_| {
+            StatsFile::read(&directory.0, pid, None).unwrap().ask_write_budget(budget).unwrap();
+            let stats = StatsFile::read(&directory.0, pid, None).unwrap().stats;
+            assert_eq!(stats.write_budget_asked.load(Relaxed), budget.to_asked());
+            stats.write_budget_serial.load(Relaxed)
+        });
+        assert_eq!(numbers, [1, 2]);
     }
 
     #[test]

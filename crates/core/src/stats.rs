@@ -82,10 +82,14 @@ pub struct Stats {
     ///
     /// [`WriteBudget::to_asked`]: crate::budget::WriteBudget::to_asked
     pub write_budget_asked: AtomicU64,
+    /// How often a budget was asked for: one that is asked for again is full again.
+    pub write_budget_serial: AtomicU64,
     /// Another process asks for this algorithm ([`zcomp::asked`](crate::zcomp::asked)); 0: nobody did.
     pub algorithm_asked: AtomicU64,
     /// The answer to the word that was last acted on.
     pub algorithm_answer: AtomicU64,
+    /// 1: the process's limit is a share of one that its run's processes have together; 0: it is the process's own.
+    pub has_share: AtomicU64,
     /// The PID namespace of the process, in which its PID and that of its run count; 0: not known.
     pub namespace: AtomicU64,
 }
@@ -105,8 +109,10 @@ impl Default for Stats {
             max_pool_percent_asked: AtomicU64::new(0),
             accept_threshold_percent_asked: AtomicU64::new(0),
             write_budget_asked: AtomicU64::new(0),
+            write_budget_serial: AtomicU64::new(0),
             algorithm_asked: AtomicU64::new(0),
             algorithm_answer: AtomicU64::new(0),
+            has_share: AtomicU64::new(0),
             namespace: AtomicU64::new(0),
             algorithm: [const { AtomicU8::new(0) }; NAME_BYTES],
             command: [const { AtomicU8::new(0) }; NAME_BYTES],
@@ -234,13 +240,14 @@ impl Stats {
 
     /// The words in which other processes ask for something, and the answer to one of them.
     #[must_use]
-    pub fn asked(&self) -> [&AtomicU64; 7] {
+    pub fn asked(&self) -> [&AtomicU64; 8] {
         [
             &self.limit_asked,
             &self.stall_asked,
             &self.max_pool_percent_asked,
             &self.accept_threshold_percent_asked,
             &self.write_budget_asked,
+            &self.write_budget_serial,
             &self.algorithm_asked,
             &self.algorithm_answer,
         ]

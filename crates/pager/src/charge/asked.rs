@@ -20,6 +20,7 @@ pub(super) struct Asked {
     max_pool_percent: AtomicU64,
     accept_threshold_percent: AtomicU64,
     write_budget: AtomicU64,
+    write_budget_serial: AtomicU64,
     algorithm: AtomicU64,
 }
 
@@ -55,7 +56,10 @@ impl Engine {
         if let Some(percent) = new(threshold, &asked.accept_threshold_percent) {
             self.set_accept_threshold_percent(percent);
         }
-        let budget = new(&stats.write_budget_asked, &asked.write_budget);
+        // The same budget may be asked for again, to be full again: the number of the request says so.
+        let again = new(&stats.write_budget_serial, &asked.write_budget_serial);
+        let budget = new(&stats.write_budget_asked, &asked.write_budget)
+            .or_else(|| again.map(|_| stats.write_budget_asked.load(Relaxed)));
         if let Some(budget) = budget.and_then(WriteBudget::from_asked) {
             self.set_write_budget(budget);
         }
@@ -81,5 +85,36 @@ impl Engine {
             let _table = self.table.read();
             self.reserve_queues(self.figures().managed_bytes.load(Relaxed));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use zfolio_core::budget::WriteBudget;
+
+    use crate::config::Mode;
+    use crate::engine::Engine;
+
+    /// Goal: a budget that is asked for again is full again, as the first time; until then it is not. A regression: the
+    /// word of the same budget was no news, and nothing was written after the budget was used up.
+    #[test]
+    fn a_budget_that_is_asked_for_again_is_full_again() {
+        if let Err(why) = Mode::Inline.check() {
+            return eprintln!("SKIPPED: {why}");
+        }
+        let engine = Engine::inline_for_test(64 << 20);
+        let budget: WriteBudget = "1M".parse().expect("a budget");
+        let left = |serial| {
+            engine.stats().write_budget_serial.store(serial, Relaxed);
+            engine.follow_asked();
+            engine.writes().left(0, 0, || ())
+        };
+        engine.stats().write_budget_asked.store(budget.to_asked(), Relaxed);
+        assert_eq!(left(1), 1 << 20);
+        engine.writes().take(1 << 20);
+        assert_eq!(left(1), 0, "nobody asked again");
+        assert_eq!(left(2), 1 << 20, "it was asked for again");
     }
 }
