@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use zfolio_core::budget::{Bucket, WriteBudget};
-use zfolio_core::ledger::{FILE_SUFFIX, Ledger};
+use zfolio_core::ledger::{FILE_SUFFIX, Ledger, Owner};
 use zfolio_sys::{process, shared};
 
 use crate::stats_file;
@@ -36,6 +36,22 @@ fn read_file(path: &Path) -> Option<Box<Ledger>> {
     #[allow(unsafe_code, reason = "the bytes of a file become a structure")]
     let ledger: Box<Ledger> = unsafe { shared::read(path) }.ok()?;
     ledger.is_whole().then_some(ledger)
+}
+
+/// Whether there is still a `zfolio run` that acts on what is written into this ledger. One in another PID namespace is
+/// not seen from here, and counts as there.
+pub(crate) fn is_followed(ledger: &Ledger) -> bool {
+    let run = ledger.run();
+    let is_it = |owner: Owner| {
+        process::is_other_namespace(owner.namespace)
+            || stats_file::start_ticks(run) == Some(owner.start_ticks)
+    };
+    let owners = ledger.seats().map(|(_, seat)| seat.owner()).filter(|owner| owner.pid == run);
+    // The run has a slot, from a moment after it has made the ledger.
+    owners
+        .map(is_it)
+        .reduce(|one, other| one || other)
+        .unwrap_or_else(|| stats_file::start_ticks(run).is_some())
 }
 
 /// Asks the `zfolio run` of that ledger for another limit.

@@ -75,6 +75,7 @@ pub(crate) fn open(settings: &Settings, me: Owner) {
         word.store(asked, Ordering::Relaxed);
     }
     set_rules(&page, settings);
+    page.has_share.store(share::member().is_some().into(), Ordering::Relaxed);
     page.figures.limit_bytes.store(share::limit_bytes(settings), Ordering::Relaxed);
     page.figures.stall_ppm.store(stall_ppm(settings).into(), Ordering::Relaxed);
     page.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);

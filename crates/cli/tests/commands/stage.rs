@@ -37,6 +37,7 @@ static void refault(int at, int bucket, unsigned long long waited) {
 }
 __attribute__((constructor)) static void start(void) {
   const char *run = getenv("ZFOLIO_RUN"), *limit = getenv("ZFOLIO_LIMIT");
+  const char *alone = getenv("ZFOLIO_PER_PROCESS");
   char text[1024] = {0}, path[64];
   int fd = open("/proc/self/stat", O_RDONLY);
   if (!run || !limit || getenv("STAND_IN_MUTE") || fd < 0) return;
@@ -50,6 +51,7 @@ __attribute__((constructor)) static void start(void) {
   word(24, strtoull(run, 0, 10), 8);
   snprintf(page + 32, 64, "%s", getenv("ZFOLIO_ALGORITHM"));
   snprintf(page + 96, 64, "%.*s", (int)strcspn(strchr(text, '(') + 1, ")"), strchr(text, '(') + 1);
+  word(HAS_SHARE_AT, !alone || strcmp(alone, "1"), 8);
   figure(LIMIT_BYTES, strtoull(limit, 0, 10));
   if (getenv("STAND_IN_NEEDS")) figure(DEMAND_BYTES_MAX, 1ull << 30);
   if (getenv("STAND_IN_ENGAGED")) {
@@ -103,6 +105,7 @@ pub(crate) fn stand_in() -> &'static Path {
         cc.arg(format!("-DMAGIC={STATS_MAGIC}ull"));
         cc.arg(format!("-DBUCKETS={BUCKETS}"));
         cc.arg(format!("-DREFAULTS_AT={}", offset_of!(Stats, refaults)));
+        cc.arg(format!("-DHAS_SHARE_AT={}", offset_of!(Stats, has_share)));
         let mut index = 0;
         Stats::default().figures.each(|name, _, _| {
             cc.arg(format!("-D{}={index}", name.to_uppercase()));

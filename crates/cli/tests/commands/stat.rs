@@ -3,7 +3,7 @@
 use std::process::{Child, Stdio};
 
 use crate::run::{first_line, works};
-use crate::stage::{Nobody, kill, output_of, texts, zfolio};
+use crate::stage::{Nobody, kill, output_of, texts, wait_for, zfolio};
 
 /// A managed process that waits, with its zfolio; both end when this is dropped.
 pub(crate) struct Waiting {
@@ -196,4 +196,54 @@ fn settings_of_a_disk_are_changed() {
     let (code, out, err) = output_of(&["set", &me, "algorithm=auto"]);
     assert_eq!((code, out.as_str(), err.lines().count()), (Some(2), "", 1));
     assert!(err.contains("was started with one algorithm") && err.contains("accepted:"), "{err}");
+}
+
+/// A process that has outlived its run, and is killed when this is dropped.
+struct Survivor {
+    pid: String,
+    run: String,
+}
+
+impl Survivor {
+    /// Of a run with these options.
+    fn start(options: &[&str]) -> Survivor {
+        let script = "sleep 60 > /dev/null 2>&1 & echo $! $ZFOLIO_RUN";
+        let words = [&["run", "-q", "-l", "256M"], options, &["--", "sh", "-c", script]].concat();
+        let (code, out, err) = output_of(&words);
+        assert_eq!((code, err.as_str()), (Some(0), ""));
+        let (pid, run) = out.trim().split_once(' ').expect("two numbers");
+        wait_for("a managed process", || output_of(&["stat", pid]).0 == Some(0));
+        Survivor { pid: pid.to_owned(), run: run.to_owned() }
+    }
+}
+
+impl Drop for Survivor {
+    fn drop(&mut self) {
+        kill("KILL", self.pid.parse().expect("a number"));
+        // This removes its file.
+        output_of(&["stat"]);
+    }
+}
+
+/// Goal: what the processes of a run share is refused for one that has outlived the run, in one line: nobody would act
+/// on it, and it was said that it will hold later. With --per-process the limit is its own, and may be set.
+#[test]
+fn what_a_run_shared_is_refused_after_its_end() {
+    if !works() {
+        return;
+    }
+    let shares = Survivor::start(&[]);
+    for pid in [&shares.pid, &shares.run] {
+        for (name, value) in [("limit", "512M"), ("write_budget", "1G")] {
+            let (code, out, err) = output_of(&["set", pid, "stall=1%", &format!("{name}={value}")]);
+            assert_eq!((code, out.as_str(), err.lines().count()), (Some(2), "", 1), "{err}");
+            let expected = format!("zfolio: {name}: run {} has ended, and nobody", shares.run);
+            assert!(err.starts_with(&expected) && err.contains("accepted:"), "{err}");
+        }
+    }
+    let alone = Survivor::start(&["--per-process"]);
+    let (code, out, err) = output_of(&["set", &alone.pid, "limit=512M"]);
+    assert_eq!((code, out.as_str()), (Some(0), ""), "{err}");
+    // The library of the tests does not answer.
+    assert!(err.contains("this will hold once they have mapped more"), "{err}");
 }
