@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use zfolio_core::ledger::Ledger;
 use zfolio_core::size;
+use zfolio_core::stats::Stats;
 use zfolio_core::zcomp::asked::{self, Refused};
 use zfolio_sys::clock;
 
@@ -249,11 +250,15 @@ fn ask(file: &StatsFile, setting: Setting) -> Result<(), Failure> {
 
 /// Whether the process has done what it was asked for, or has ended.
 fn holds(file: &StatsFile, setting: Setting) -> bool {
-    let Some(now) = file.again() else { return true };
-    let figures = &now.stats.figures;
+    file.again().is_none_or(|now| is_done(&now.stats, setting))
+}
+
+/// Whether a process with these figures has done what it was asked for.
+fn is_done(stats: &Stats, setting: Setting) -> bool {
+    let figures = &stats.figures;
     let (figure, value) = match setting {
         // `--limit auto --per-process`, or another user of this command, has asked for another one meanwhile.
-        Setting::Limit(bytes) if now.stats.limit_asked.load(Relaxed) != bytes => return true,
+        Setting::Limit(bytes) if stats.limit_asked.load(Relaxed) != bytes => return true,
         Setting::Limit(bytes) => (&figures.limit_bytes, bytes),
         Setting::Stall(ppm) => (&figures.stall_ppm, ppm.into()),
         Setting::MaxPoolPercent(percent) => (&figures.max_pool_percent, percent.into()),
@@ -266,7 +271,7 @@ fn holds(file: &StatsFile, setting: Setting) -> bool {
             return is_same && seconds == budget.period().seconds();
         }
         Setting::Algorithm(word) => {
-            return asked::answered(word, now.stats.algorithm_answer.load(Relaxed)).is_some();
+            return asked::answered(word, stats.algorithm_answer.load(Relaxed)).is_some();
         }
     };
     figure.load(Relaxed) == value
@@ -278,9 +283,11 @@ fn unwritten(pid: u32, error: &io::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_silent, ledger_file, ledger_of, set};
+    use super::{is_done, is_silent, ledger_file, ledger_of, set};
     use crate::arguments::{SetArgs, Setting};
+    use std::sync::atomic::Ordering::Relaxed;
     use zfolio_core::ledger::{Ledger, Owner};
+    use zfolio_core::stats::Stats;
     use zfolio_sys::process;
 
     const MIB: u64 = 1 << 20;
@@ -356,5 +363,18 @@ mod tests {
         assert!(!is_silent(*run, 128 * MIB) && is_silent(*run, 96 * MIB));
         ledger.follow_asked();
         assert!(!is_silent(*run, 96 * MIB), "it has");
+    }
+    /// Goal: the same for a process with a limit of its own: until it has done what it was asked for last it is waited
+    /// for, and not for what was asked for before.
+    #[test]
+    fn a_process_that_was_asked_for_another_limit_meanwhile_owes_no_answer() {
+        let (stats, limit) = (Stats::default(), Setting::Limit(128 * MIB));
+        stats.figures.limit_bytes.store(64 * MIB, Relaxed);
+        stats.limit_asked.store(128 * MIB, Relaxed);
+        assert!(!is_done(&stats, limit));
+        stats.limit_asked.store(96 * MIB, Relaxed);
+        assert!(is_done(&stats, limit) && !is_done(&stats, Setting::Limit(96 * MIB)));
+        stats.figures.limit_bytes.store(96 * MIB, Relaxed);
+        assert!(is_done(&stats, Setting::Limit(96 * MIB)));
     }
 }
