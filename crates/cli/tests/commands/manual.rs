@@ -3,20 +3,26 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use crate::stage::{output_of, scratch};
 
-fn pages() -> Vec<PathBuf> {
-    let folder = scratch("man");
-    let (code, _, err) = output_of(&["man", "--output", folder.to_str().expect("plain")]);
-    assert_eq!(code, Some(0), "{err}");
-    fs::read_dir(folder).expect("it is ours").map(|entry| entry.expect("readable").path()).collect()
+/// All pages. They are written once: a test would read what another one is just writing again.
+fn pages() -> &'static [PathBuf] {
+    static PAGES: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    PAGES.get_or_init(|| {
+        let folder = scratch("man");
+        let (code, _, err) = output_of(&["man", "--output", folder.to_str().expect("plain")]);
+        assert_eq!(code, Some(0), "{err}");
+        let entries = fs::read_dir(folder).expect("it is ours");
+        entries.map(|entry| entry.expect("readable").path()).collect()
+    })
 }
 
 #[test]
 fn every_command_has_a_page_and_every_option_is_on_it() {
     let pages = pages();
-    for page in &pages {
+    for page in pages {
         let name = page.file_stem().expect("it has a name").to_str().expect("plain");
         let words: Vec<&str> = name.split('-').skip(1).chain(["--help"]).collect();
         let (code, help, err) = output_of(&words);
@@ -54,7 +60,7 @@ fn prose_is_no_heading_and_examples_keep_their_lines() {
     let example = "as keys:\n.PP\n.RS 4\n.nf\n[cache]\nsize = min(ram / 2, 4G)\n";
     assert!(daemon.contains(example), "{daemon}");
     for page in pages() {
-        let text = fs::read_to_string(&page).expect("it was written");
+        let text = fs::read_to_string(page).expect("it was written");
         for heading in text.lines().filter_map(|line| line.strip_prefix(".SH ")) {
             assert!(heading.len() <= 28, "{}: {heading}", page.display());
         }
