@@ -86,6 +86,8 @@ CASES = [
     ("forks no_threads", 32, "zstd", "64K"),
     ("forks no_userfaultfd", 32, "lz4", "16K"),
     ("forks no_files", 32, "lz4", "16K"),
+    ("forks given_up", 32, "lz4", "16K"),
+    ("forks given_up", 32, "lz4", "64K"),
     ("forks few_threads", 32, "lz4", "4K"),
     ("forks nested", 64, "lz4", "2M"),
     ("forks own_stacks", 32, "lz4", "64K"),
@@ -208,6 +210,7 @@ NOISE = [
     ("forks files", 32, "lz4", "64K"),
     ("forks busy_threads", 32, "lz4", "4K"),
     ("forks names", 32, "lz4", "16K"),
+    ("forks given_up_spilled", 32, "lz4", "16K"),
     ("forks unmapped", 32, "lz4", "16K"),
     ("forks replaced", 32, "lz4", "16K"),
     ("threads come_and_go", 32, "lz4", "64K"),
@@ -225,6 +228,9 @@ NOISE = [
 
 # Cases in which zfolio must print nothing.
 SILENT = ["forks exec_races", "sandbox landlocked"]
+# Cases in which zfolio must print these words once.
+ONCE = {"forks given_up": "may no longer open a userfaultfd: the limit is not held from here on",
+        "forks given_up_spilled": "the spill file cannot be opened for a child"}
 # Cases in which zfolio must print these words.
 TOLD = {"forks no_threads": "the limit is not held", "forks no_userfaultfd": "the limit is not held",
         "forks no_files": "the limit is not held", "sandbox forked": "the limit is not held in a child",

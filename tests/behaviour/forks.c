@@ -612,6 +612,7 @@ int main(int count, char **arguments) {
         {"no_room", no_room}, {"wiped", wiped},
         {"not_inherited", not_inherited}, {"not_inherited_by_syscall", not_inherited_by_syscall},
         {"no_threads", no_threads}, {"no_userfaultfd", no_userfaultfd}, {"no_files", no_files},
+        {"given_up", given_up}, {"given_up_spilled", given_up_spilled},
         {"few_threads", few_threads}, {"busy_threads", busy_threads}, {"streams", streams}, {"names", names},
         {"handlers", handlers}, {"modules", modules}, {"values", values},
         {"unmapped", unmapped}, {"replaced", replaced},

@@ -168,6 +168,68 @@ static void no_files(void) {
     child_without("without files");
 }
 
+/* Until the second call the program's threads have no free number of a file. zfolio's, whose files are others, have. */
+static void without_files(int are_none) {
+    static struct rlimit before;
+    static int taken[64];
+    if (are_none) {
+        CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+        struct rlimit few = {64, before.rlim_max};
+        CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+        for (int i = 0, file; (file = dup(1)) >= 0;) taken[i++] = file;
+        return;
+    }
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    for (int i = 0; i < 64 && taken[i] > 0; i++) close(taken[i]), taken[i] = 0;
+}
+
+/* Gives root up, and with it the permission to have a userfaultfd. */
+static void become_nobody(void) {
+    if (geteuid() != 0) skip("root is needed to change identities");
+    CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+    int of_all = syscall(SYS_userfaultfd, O_CLOEXEC), device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+    if (of_all >= 0 || device >= 0) skip("everybody may have a userfaultfd");
+}
+
+/* A process whose children cannot have what it needs: it is not managed from its first fork on, in whichever way its
+ * memory came later, and that is said once. What cannot be had is a file, and only while it forks; or a userfaultfd. */
+static void giving_up(int is_file) {
+    /* With an end that is no whole folio. */
+    size_t part = 2 * limit_bytes(), odd = part + 5 * PAGE;
+    ballast_make(&b, part, 19);
+    char *replaced = map_anonymous(part), *moved = map_anonymous(odd);
+    fill(replaced, part, 20), fill(moved, odd, 21);
+    come_down(10);
+    if (is_file) without_files(1);
+    else become_nobody();
+    child_without("before it gave up");
+    if (is_file) without_files(0);
+    char *fresh = map_anonymous(part);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    CHECK(mmap(replaced, part, PROT_READ | PROT_WRITE, flags, -1, 0) == replaced);
+    CHECK((moved = mremap(moved, odd, 2 * odd, MREMAP_MAYMOVE)) != MAP_FAILED);
+    fill(fresh, part, 22), fill(replaced, part, 23), fill(moved + odd, odd, 21 + odd / PAGE);
+    /* All of this was written to, and nothing goes out any more. The kernel's own figures may be some pages off. */
+    size_t all = 3 * part + 2 * odd, here = kib_in("/proc/self/status", "RssAnon:");
+    CHECK(here + kib_in("/proc/self/status", "VmSwap:") >= (all - MIB) >> 10, "%zu KiB of %zu", here, all >> 10);
+    for (int i = 0; i < 2; i++) {
+        if (is_file) without_files(1);
+        child_without("after it gave up");
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        verify(fresh, part, 22, "new memory"), verify(replaced, part, 23, "memory in the place of other");
+        verify(moved, 2 * odd, 21, "memory that grew");
+        if (pid == 0) _exit(0);
+        child_is_well(pid, "after it gave up");
+        if (is_file) without_files(0);
+    }
+}
+
+static void given_up(void) { giving_up(0); }
+
+/* With memory that does not compress: its file cannot be opened for a child. */
+static void given_up_spilled(void) { giving_up(1); }
+
 static char group[256];
 
 static void leave_group(void) {

@@ -4,7 +4,8 @@
 //!
 //! - `CAND-1` `noted` holds the private anonymous mappings of the program that the engine may register;
 //!   neighbours are joined. Before the engine takes over it manages none of them. Afterwards it manages all
-//!   except the `fresh` ones, which are handed over together, under the same lock.
+//!   except the `fresh` ones, which are handed over together, under the same lock. Once it has given up
+//!   (before a `fork`) it manages none again, and what is fresh stays so.
 //! - `CAND-2` Every range that the engine manages is noted and not fresh, unless the program moved it by a raw
 //!   system call: then the kernel's events tell the engine, which keeps what it manages if the range is
 //!   handed over as fresh later (`ADOPT-1`). So a change of any other range does not concern the engine.
@@ -41,6 +42,8 @@ static HAS_RESERVED: AtomicBool = AtomicBool::new(false);
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 /// The engine, as soon as it exists.
 static MADE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
+/// Whether the engine has given up: see [`note_given_up`].
+static HAS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
 struct Kept(UnsafeCell<Noted>);
 
@@ -201,6 +204,22 @@ pub(crate) fn keep_engine(engine: Engine) -> &'static Engine {
     let engine = Box::leak(Box::new(engine));
     MADE.store(engine, Ordering::Release);
     engine
+}
+
+/// The engine manages nothing from here on, since a child could not have what its parent needs. Called by the mapping
+/// proxy, which carries out all that has mappings managed. False: that was so already.
+pub(crate) fn note_given_up() -> bool {
+    !HAS_GIVEN_UP.swap(true, Ordering::Relaxed)
+}
+
+/// Whether the engine manages nothing for good.
+pub(crate) fn has_given_up() -> bool {
+    HAS_GIVEN_UP.load(Ordering::Relaxed)
+}
+
+/// In a child of `fork`: whether the parent's engine had given up. An engine that a process makes itself has not.
+pub(crate) fn take_given_up() -> bool {
+    HAS_GIVEN_UP.swap(false, Ordering::Relaxed)
 }
 
 /// In a child of `fork` whose parent's engine had not taken over: the child makes its own.

@@ -188,11 +188,12 @@ fn lend() -> Option<Lent> {
     match candidates::engine().map_or_else(|| Ok(Lent::default()), zfolio_pager::Engine::lend) {
         Ok(lent) => Some(lent),
         Err(errno) => {
-            ask(Call::GiveUp, [0; 6]).ok();
-            print_here(format_args!(
-                "the spill file cannot be opened for a child ({}): the limit is not held from here on",
-                zfolio_sys::errno_text::ErrnoText(errno)
-            ));
+            if ask(Call::GiveUp, [0; 6]) == Ok(1) {
+                print_here(format_args!(
+                    "the spill file cannot be opened for a child ({}): the limit is not held from here on",
+                    zfolio_sys::errno_text::ErrnoText(errno)
+                ));
+            }
             None
         }
     }

@@ -381,6 +381,7 @@ pub(crate) fn start_over(
     share::start_over(me);
     statistics::open(settings, me);
     STARTED.store(0, Ordering::Relaxed);
+    candidates::take_given_up();
     let Some((engine, quiet)) = quiet else { return candidates::forget_made() };
     STARTED.store(1, Ordering::Relaxed);
     if quiet.is_empty() {

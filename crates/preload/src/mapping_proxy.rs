@@ -16,7 +16,7 @@ use zfolio_pager::Engine;
 use zfolio_sys::{Errno, futex, map, signal, thread};
 
 use crate::mappings::{give_up_wiped, page_end};
-use crate::remap;
+use crate::{candidates, remap};
 
 /// A request: the system call that the program made, or work for the engine alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,10 +37,10 @@ pub(crate) enum Call {
     /// No system call of the program: manage the range no longer.
     Pin,
     /// No system call of the program: bring staged folios back, before `fork`. 1: a child could not open a userfaultfd,
-    /// so nothing is managed from here on.
+    /// so nothing is managed from here on, and the caller says so.
     Settle,
     /// No system call of the program: manage nothing from here on, since a child could not have the files that are
-    /// spilled to.
+    /// spilled to. 1: the caller says so.
     GiveUp,
 }
 
@@ -177,16 +177,18 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
                 // SAFETY: the program's own MAP_FIXED, in two steps: `made` is a mapping of this length.
                 unsafe { map::forward(libc::SYS_mremap, [made, bytes, bytes, flags, start, 0]) }
             })?;
-            if manageable == 1 {
+            if manageable == 1 && !candidates::has_given_up() {
                 adopt(engine, at, at + bytes);
             }
             Ok(at)
         }
         Call::Adopt => {
             let fresh = start as *const Ranges;
-            // SAFETY: Candidates::adopt_fresh() passes a `Ranges` of its own, which lives and stays unchanged
-            // until it has the answer.
-            engine.adopt_all(unsafe { &*fresh }.iter());
+            if !candidates::has_given_up() {
+                // SAFETY: Candidates::adopt_fresh() passes a `Ranges` of its own, which lives and stays
+                // unchanged until it has the answer.
+                engine.adopt_all(unsafe { &*fresh }.iter());
+            }
             Ok(0)
         }
         Call::MakeRoom => {
@@ -212,18 +214,21 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
         Call::Settle => {
             // The process has lost the permission (setuid), or may open no file: a child could not open a userfaultfd.
             let gives_up = !engine.can_open_again() && engine.is_managing();
-            if gives_up {
-                engine.unmanage_all();
-            }
+            let is_to_be_told = gives_up && give_up(engine);
             give_up_wiped(engine);
             engine.settle_for_fork();
-            Ok(usize::from(gives_up))
+            Ok(usize::from(is_to_be_told))
         }
-        Call::GiveUp => {
-            engine.unmanage_all();
-            Ok(0)
-        }
+        Call::GiveUp => Ok(usize::from(give_up(engine))),
     }
+}
+
+/// Brings everything back. From here on nothing is managed: what came under management later would have to be given up
+/// before the next fork. False: that was so already, and a raw `mremap` at the same time had something managed again.
+fn give_up(engine: &Engine) -> bool {
+    let is_first = candidates::note_given_up();
+    engine.unmanage_all();
+    is_first
 }
 
 /// Manages a mapping. If it cannot be registered, it is not reclaimed, and its contents stay as they are.

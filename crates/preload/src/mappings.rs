@@ -59,9 +59,12 @@ const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_DONTNEED_LOCKED: c_int = 24;
 
 /// Notes a new mapping. Once the fresh mappings reach a 32nd of the limit (1 to 16 MiB), hands all of them to
-/// the engine.
+/// the engine, unless that has given up.
 fn hand_over(mut ours: Candidates, start: usize, end: usize) {
     ours.insert(start, end);
+    if candidates::has_given_up() {
+        return;
+    }
     let limit = settings::get().map_or(0, share::limit_bytes);
     let most = usize::try_from(limit / 32).unwrap_or(usize::MAX).clamp(1 << 20, 16 << 20);
     let adopted = ours.adopt_fresh(most);

@@ -10,7 +10,7 @@
 use zfolio_pager::Engine;
 use zfolio_sys::{Errno, map, maps};
 
-use crate::candidates::Taken;
+use crate::candidates::{self, Taken};
 use crate::mappings::{folio_bytes, page_end};
 
 /// The words of the call: old start, old and new length, flags, new start if the program has chosen it; then the
@@ -79,6 +79,8 @@ fn relocate(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
     let taken = noted as *const Taken;
     // SAFETY: mremap_words() passes a `Taken` of its own, which lives and stays unchanged until it has the answer.
     let noted = unsafe { &*taken }.noted();
+    // An engine that has given up manages none of what is noted, and is not to begin.
+    let noted = if candidates::has_given_up() { &[][..] } else { noted };
     let (at, _) = engine.relocate((start, page_end(start, bytes)), onto, noted, move_it)?;
     Ok(at)
 }

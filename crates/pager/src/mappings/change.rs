@@ -333,10 +333,11 @@ impl Engine {
         folio.stored = Units::NONE;
     }
 
-    /// Brings everything back and stops managing it, before the engine ends.
+    /// Brings everything back and stops managing it. That includes pages outside whole folios, which are registered
+    /// too: if they stayed covered, a `mremap` would have managed what their mapping grows by.
     pub fn unmanage_all(&self) {
-        let ranges: Vec<(usize, usize)> = self.table.read().ranges().iter().collect();
-        for (start, end) in ranges {
+        let covered = self.table_for_change(&[]).covered(0, usize::MAX);
+        for (start, end) in covered {
             self.pin(start, end);
         }
     }
