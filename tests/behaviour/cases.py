@@ -172,6 +172,8 @@ CASES = [
     ("own_malloc blocks", 48, "lz4", "64K"),
     ("own_malloc children", 48, "lz4", "16K"),
     ("own_malloc own_handlers", 48, "lz4", "16K"),
+    ("own_malloc emptied", 32, "lz4", "16K"),
+    ("own_malloc emptied", 256, "lz4", "64K"),
     ("modules deep", 32, "lz4", "64K"),
     ("modules by_caller", 32, "lz4", "64K"),
     ("sandbox early", 32, "lz4", "64K"),

@@ -6,7 +6,9 @@
 
 static atomic_flag lock = ATOMIC_FLAG_INIT;
 static atomic_int holder;
-static char *at, *end;
+/* The first blocks are in no mapping, so that none of them are managed. */
+static char first[2 * MIB] __attribute__((aligned(16)));
+static char *at = first, *end = first + sizeof first;
 
 static void take(void) {
     /* A thread that holds the lock already would spin for ever. */
@@ -27,7 +29,7 @@ static void give(void) {
 void *malloc(size_t bytes) {
     bytes = (bytes + 31) & ~(size_t)15;
     take();
-    if (!at || bytes > (size_t)(end - at)) {
+    if (bytes > (size_t)(end - at)) {
         size_t region = bytes > 8 * MIB ? bytes : 8 * MIB;
         at = mmap(NULL, region, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         end = at + region;
@@ -131,7 +133,63 @@ static void own_handlers(void) {
     }
 }
 
+/* Once a child was not to have some memory, it is managed no more: all that is anonymous, also zfolio's own tables of
+ * blocks, which are the same to it. */
+static void manage_nothing(void) {
+    static char text[1 << 20];
+    int file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    CHECK(file >= 0);
+    for (ssize_t more, got = 0; (more = read(file, text + got, sizeof text - 1 - got)) > 0; text[got] = 0) got += more;
+    close(file);
+    for (char *line = text, *next; (next = strchr(line, '\n')); line = next + 1) {
+        size_t from, to;
+        *next = 0;
+        if (sscanf(line, "%lx-%lx rw-p 00000000 00:00", &from, &to) != 2 || !strstr(line, " 00:00 0") ||
+            strchr(line, '['))
+            continue;
+        /* Others of zfolio's may be gone by now. */
+        madvise((void *)from, to - from, MADV_WIPEONFORK);
+        madvise((void *)from, to - from, MADV_KEEPONFORK);
+    }
+}
+
+/* Makes memory, which is managed, and unmaps it. What it maps last is too small to be handed over at once. */
+static void come_and_go(const char *who) {
+    struct ballast b;
+    ballast_make(&b, 2 * limit_bytes(), 12);
+    ballast_verify(&b, who);
+    come_down(60);
+    CHECK(!getenv("ZFOLIO_LIMIT") || status_mib("VmRSS:") < limit_bytes() / MIB + SLACK_MIB, "%s: %zu MiB", who,
+          status_mib("VmRSS:"));
+    ballast_verify(&b, who);
+    CHECK(munmap(b.start, b.pages * PAGE) == 0);
+    manage_nothing();
+    size_t small = limit_bytes() / 48;
+    char *last = map_anonymous(small);
+    fill(last, small & -PAGE, 13);
+    verify(last, small & -PAGE, 13, who);
+}
+
+/* A process forks of whose memory none is managed any more: the child is managed once it grows, and so is its own
+ * child. */
+static void emptied(void) {
+    come_and_go("the first process");
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        come_and_go("a child");
+        pid = fork();
+        CHECK(pid >= 0);
+        if (pid > 0) child_is_well(pid, "a child's child");
+        come_and_go("the last two");
+        _exit(0);
+    }
+    child_is_well(pid, "a child");
+    come_and_go("the first process, later");
+}
+
 int main(int count, char **arguments) {
-    const struct behaviour cases[] = {{"blocks", blocks}, {"children", children}, {"own_handlers", own_handlers}};
+    const struct behaviour cases[] = {{"blocks", blocks}, {"children", children}, {"own_handlers", own_handlers},
+                                      {"emptied", emptied}};
     return CHOOSE(cases);
 }

@@ -346,8 +346,8 @@ mod tests {
         assert_eq!(run.ledger.limit_asked(), 0);
     }
 
-    /// Goal: a run whose limit somebody else has changed meanwhile is not said to be stopped, as one with `--limit auto`
-    /// was, which asks for its own limit once a second.
+    /// Goal: a run whose limit somebody else has changed meanwhile is not said to be stopped, as one with
+    /// `--limit auto` was, which asks for its own limit once a second.
     #[test]
     fn a_run_that_was_asked_for_another_limit_meanwhile_owes_no_answer() {
         let Some(Run { run, ledger }) = &Run::new(5_000_013, process::pid_namespace() ^ 1) else {

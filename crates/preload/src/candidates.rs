@@ -179,9 +179,11 @@ impl Candidates {
         engine()
     }
 
-    /// In a child that cannot have an engine: nothing is managed there.
-    pub(crate) fn forget_engine() {
+    /// In a child that cannot have its parent's engine: nothing is managed there, and nothing is fresh. Who handed over
+    /// what was fresh in the parent would wait for ever, since there is no mapping proxy.
+    pub(crate) fn forget_engine(&mut self) {
         ENGINE.store(std::ptr::null_mut(), Ordering::Release);
+        drop(self.ranges().take_fresh(0));
     }
 
     /// Publishes the engine. Since the lock is held, no mapping changes at the same time.
@@ -222,7 +224,7 @@ pub(crate) fn take_given_up() -> bool {
     HAS_GIVEN_UP.swap(false, Ordering::Relaxed)
 }
 
-/// In a child of `fork` whose parent's engine had not taken over: the child makes its own.
+/// In a child of `fork` whose parent's engine managed nothing: the child makes its own.
 pub(crate) fn forget_made() {
     MADE.store(std::ptr::null_mut(), Ordering::Relaxed);
 }

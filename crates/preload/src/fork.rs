@@ -243,13 +243,15 @@ pub(crate) extern "C" fn parent() {
 }
 
 pub(crate) extern "C" fn child() {
-    if let Some(Everything { heap, mut quiet, candidates, allocator, _one, files, mask }) = take() {
+    if let Some(everything) = take() {
+        let Everything { heap, mut quiet, mut candidates, allocator, _one, files, mask } =
+            everything;
         drop(heap);
         if let Some(files) = files {
             files.forget_in_child();
         }
         if let Some(settings) = settings::get() {
-            lifecycle::start_over(settings, candidates.engine().zip(quiet.as_mut()));
+            lifecycle::start_over(settings, &mut candidates, quiet.as_mut());
         }
         drop(quiet);
         drop(candidates);

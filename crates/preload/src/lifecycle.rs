@@ -27,7 +27,7 @@ use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::process::Resident;
 use zfolio_sys::{Errno, clock, cpu, custody, files, futex, process, signal, thread};
 
-use crate::candidates::Blocked;
+use crate::candidates::{Blocked, Candidates};
 use crate::settings::Settings;
 use crate::{
     allocator, candidates, fork, identity, mapping_proxy, mappings, sanitizer, settings, share,
@@ -369,10 +369,11 @@ fn start_disk(disk: Arc<SpillDisk>) -> bool {
 
 /// In a child of `fork`, on its only thread: makes again what the fork did not copy.
 ///
-/// `quiet` is the engine, held still, if the parent had one.
+/// `quiet` is the engine, held still, if the parent had one. Then `ours` has that engine.
 pub(crate) fn start_over(
     settings: &'static Settings,
-    quiet: Option<(&'static Engine, &mut zfolio_pager::Quiet<'static>)>,
+    ours: &mut Candidates,
+    quiet: Option<&mut zfolio_pager::Quiet<'static>>,
 ) {
     mapping_proxy::start_over();
     thread::start_over();
@@ -381,14 +382,19 @@ pub(crate) fn start_over(
     share::start_over(me);
     statistics::open(settings, me);
     STARTED.store(0, Ordering::Relaxed);
-    candidates::take_given_up();
-    let Some((engine, quiet)) = quiet else { return candidates::forget_made() };
-    STARTED.store(1, Ordering::Relaxed);
+    let had_given_up = candidates::take_given_up();
+    let Some((engine, quiet)) = ours.engine().zip(quiet) else { return candidates::forget_made() };
     if quiet.is_empty() {
-        // The parent may no longer open a userfaultfd and manages nothing (Call::Settle).
-        share::leave();
-        return candidates::Candidates::forget_engine();
+        ours.forget_engine();
+        if had_given_up {
+            // What the parent could not have for a child, this child has not either. The parent has said so.
+            STARTED.store(1, Ordering::Relaxed);
+            return share::leave();
+        }
+        // The engine has nothing that this process needs. Once the process is near its limit, it makes its own.
+        return candidates::forget_made();
     }
+    STARTED.store(1, Ordering::Relaxed);
     // What is read there would be taken for this process's memory, or end as somebody else's file.
     if !quiet.lent().is_whole() {
         fatal::print_here(format_args!(
@@ -399,7 +405,7 @@ pub(crate) fn start_over(
     // This comes first: any other mapping could take the place of the staging area.
     if let Err(error) = engine.map_again(quiet) {
         fatal::print_here(format_args!("{error}: the limit is not held in a child"));
-        return live_without(engine, quiet);
+        return live_without(engine, ours, quiet);
     }
     READY.store(WAIT, Ordering::Relaxed);
     // The reclaim thread must own the new descriptors, and this thread must not go on before faults are
@@ -418,13 +424,13 @@ pub(crate) fn start_over(
         }
     });
     if !started {
-        return live_without(engine, quiet);
+        return live_without(engine, ours, quiet);
     }
     while READY.load(Ordering::Acquire) == WAIT {
         futex::wait(&READY, WAIT, None);
     }
     if READY.load(Ordering::Acquire) == FAILED {
-        live_without(engine, quiet);
+        live_without(engine, ours, quiet);
     }
 }
 
@@ -469,10 +475,10 @@ fn not_brought_back(error: Errno, tell: Tell) -> ! {
 /// For a child that cannot have an engine: brings all of its memory back, which the kernel alone serves from
 /// then on. `fork` has succeeded already. A child over the limit is better than one that ends, or that reads
 /// zeros where its data was.
-fn live_without(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) {
+fn live_without(engine: &Engine, ours: &mut Candidates, quiet: &mut zfolio_pager::Quiet<'_>) {
     share::leave();
     if let Err(error) = engine.return_all(quiet) {
         not_brought_back(error, fatal::print_here);
     }
-    candidates::Candidates::forget_engine();
+    ours.forget_engine();
 }

@@ -80,7 +80,7 @@ fn the_formatters_have_nothing_to_say() {
         [&["groff", "-man", "-ww", "-z", "-Tutf8"], &["mandoc", "-Tlint", "-Wwarning"]];
     for formatter in formatters {
         for page in pages() {
-            let Ok(output) = Command::new(formatter[0]).args(&formatter[1..]).arg(&page).output()
+            let Ok(output) = Command::new(formatter[0]).args(&formatter[1..]).arg(page).output()
             else {
                 eprintln!("SKIPPED: {} is not installed", formatter[0]);
                 break;
