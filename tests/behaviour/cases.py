@@ -1,7 +1,8 @@
 """The programs of tests/behaviour, and the cases that each of them has."""
 
 PROGRAMS = ["allocator", "mappings", "forks", "threads", "signals", "transfer", "descriptors", "ends", "resident",
-            "own_malloc", "modules", "sandbox", "trees", "idle", "no_uring", "no_direct", "spilled", "faulty_calls"]
+            "own_malloc", "own_malloc_first", "modules", "sandbox", "trees", "idle", "no_uring", "no_direct", "spilled",
+            "faulty_calls"]
 # Libraries that the programs load, or that are preloaded, and their options for the linker.
 LIBRARIES = [("module", "module.so", []), ("outer", "outer.so", ["-Wl,-rpath,$ORIGIN/by_runpath"]),
              ("module", "by_runpath/only_by_runpath.so", []), ("module", "by_runpath/only_by_runpath_too.so", []),
@@ -172,8 +173,8 @@ CASES = [
     ("own_malloc blocks", 48, "lz4", "64K"),
     ("own_malloc children", 48, "lz4", "16K"),
     ("own_malloc own_handlers", 48, "lz4", "16K"),
-    ("own_malloc emptied", 32, "lz4", "16K"),
-    ("own_malloc emptied", 256, "lz4", "64K"),
+    ("own_malloc_first emptied", 32, "lz4", "16K"),
+    ("own_malloc_first emptied", 256, "lz4", "64K"),
     ("modules deep", 32, "lz4", "64K"),
     ("modules by_caller", 32, "lz4", "64K"),
     ("sandbox early", 32, "lz4", "64K"),

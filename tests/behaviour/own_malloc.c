@@ -6,9 +6,12 @@
 
 static atomic_flag lock = ATOMIC_FLAG_INIT;
 static atomic_int holder;
-/* The first blocks are in no mapping, so that none of them are managed. */
+#ifdef FIRST
 static char first[2 * MIB] __attribute__((aligned(16)));
 static char *at = first, *end = first + sizeof first;
+#else
+static char *at, *end;
+#endif
 
 static void take(void) {
     /* A thread that holds the lock already would spin for ever. */
@@ -29,7 +32,7 @@ static void give(void) {
 void *malloc(size_t bytes) {
     bytes = (bytes + 31) & ~(size_t)15;
     take();
-    if (bytes > (size_t)(end - at)) {
+    if (!at || bytes > (size_t)(end - at)) {
         size_t region = bytes > 8 * MIB ? bytes : 8 * MIB;
         at = mmap(NULL, region, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         end = at + region;

@@ -165,7 +165,12 @@ fn shared_limit_of(pid: u32) -> Option<Shared> {
         let (directory, ledger) = ledger_of(run)?;
         Some(Shared { run, directory, has_ended: !ledger_file::is_followed(&ledger) })
     };
-    of(pid).or_else(|| of(u32::try_from(stat::find(pid).ok()?.run()).ok()?))
+    // The number of a run that was killed may be that of another run's process by now.
+    let (same, of_its_run) = (of(pid), || of(u32::try_from(stat::find(pid).ok()?.run()).ok()?));
+    match same {
+        Some(Shared { has_ended: false, .. }) => same,
+        _ => of_its_run().or(same),
+    }
 }
 
 /// The ledger of a run, and its directory.
@@ -364,6 +369,7 @@ mod tests {
         ledger.follow_asked();
         assert!(!is_silent(*run, 96 * MIB), "it has");
     }
+
     /// Goal: the same for a process with a limit of its own: until it has done what it was asked for last it is waited
     /// for, and not for what was asked for before.
     #[test]

@@ -464,8 +464,8 @@ impl Slot {
         self.waited_ns.store(0, Relaxed);
         self.spilled_bytes.store(0, Relaxed);
         self.served.store(0, Relaxed);
-        // It was for what that program had to give.
-        self.target_bytes.store(0, Relaxed);
         self.flags.store(0, Relaxed);
+        // It was for what that program had to give. After the flags: the supervisor sets none without them.
+        self.target_bytes.store(0, Relaxed);
     }
 }

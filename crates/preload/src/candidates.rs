@@ -5,7 +5,7 @@
 //! - `CAND-1` `noted` holds the private anonymous mappings of the program that the engine may register;
 //!   neighbours are joined. Before the engine takes over it manages none of them. Afterwards it manages all
 //!   except the `fresh` ones, which are handed over together, under the same lock. Once it has given up
-//!   (before a `fork`) it manages none again, and what is fresh stays so.
+//!   (before a `fork`) it manages none of them again.
 //! - `CAND-2` Every range that the engine manages is noted and not fresh, unless the program moved it by a raw
 //!   system call: then the kernel's events tell the engine, which keeps what it manages if the range is
 //!   handed over as fresh later (`ADOPT-1`). So a change of any other range does not concern the engine.
@@ -214,14 +214,9 @@ pub(crate) fn note_given_up() -> bool {
     !HAS_GIVEN_UP.swap(true, Ordering::Relaxed)
 }
 
-/// Whether the engine manages nothing for good.
+/// Whether the engine, of this process or of one before it that has forked, manages nothing for good.
 pub(crate) fn has_given_up() -> bool {
     HAS_GIVEN_UP.load(Ordering::Relaxed)
-}
-
-/// In a child of `fork`: whether the parent's engine had given up. An engine that a process makes itself has not.
-pub(crate) fn take_given_up() -> bool {
-    HAS_GIVEN_UP.swap(false, Ordering::Relaxed)
 }
 
 /// In a child of `fork` whose parent's engine managed nothing: the child makes its own.

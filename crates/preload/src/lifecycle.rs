@@ -381,14 +381,13 @@ pub(crate) fn start_over(
     let me = share::owner();
     share::start_over(me);
     statistics::open(settings, me);
-    STARTED.store(0, Ordering::Relaxed);
-    let had_given_up = candidates::take_given_up();
+    // What a process could not have for its children, these and theirs have not either. It has said so.
+    let has_given_up = candidates::has_given_up();
+    STARTED.store(u32::from(has_given_up), Ordering::Relaxed);
     let Some((engine, quiet)) = ours.engine().zip(quiet) else { return candidates::forget_made() };
     if quiet.is_empty() {
         ours.forget_engine();
-        if had_given_up {
-            // What the parent could not have for a child, this child has not either. The parent has said so.
-            STARTED.store(1, Ordering::Relaxed);
+        if has_given_up {
             return share::leave();
         }
         // The engine has nothing that this process needs. Once the process is near its limit, it makes its own.

@@ -224,7 +224,7 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
 }
 
 /// Brings everything back. From here on nothing is managed: what came under management later would have to be given up
-/// before the next fork. False: that was so already, and a raw `mremap` at the same time had something managed again.
+/// before the next fork. False: the engine had given up before, and a raw `mremap` has had something managed since.
 fn give_up(engine: &Engine) -> bool {
     let is_first = candidates::note_given_up();
     engine.unmanage_all();

@@ -26,9 +26,9 @@ const HOLD_NS: u64 = SECOND_NS / 2;
 /// A process whose share has not fallen for so long cannot come down, and is left alone for as long.
 const REST_NS: u64 = 2 * SECOND_NS;
 
-/// It has fallen if that is more than a 64th of what the process still has to give: what it has to give is not asked of
-/// the others, so a few bytes now and then are not enough.
-const FALL_SHARE: u64 = 64;
+/// It has fallen if that is more than an 8th of what the process still has to give. That is not asked of the others
+/// meanwhile, so it must become half of itself within 10 s or so.
+const FALL_SHARE: u64 = 8;
 
 /// What is no slack: a 16th of the share, within these bounds.
 const MARGIN_SHARE: u64 = 16;

@@ -193,7 +193,11 @@ impl Supervisor {
         let (free, room) = (self.ledger.free_bytes(), total / ROOM_SHARE);
         let ledger = self.ledger;
         self.quota.step(State { now_ns, free, reserve, room }, &views, |index, target| {
-            ledger.seat(index).set_target(target);
+            let seat = ledger.seat(index);
+            // A process that has executed another program since it was looked at gives nothing.
+            if target.is_none() || seat.watches() {
+                seat.set_target(target);
+            }
         });
     }
 
