@@ -168,7 +168,8 @@ static void no_files(void) {
     child_without("without files");
 }
 
-/* Until the second call the program's threads have no free number of a file. zfolio's, whose files are others, have. */
+/* With 1: from here on the program's threads can open no file, until a call with 0. zfolio's threads can: their table
+ * of files is another. */
 static void without_files(int are_none) {
     static struct rlimit before;
     static int taken[64];

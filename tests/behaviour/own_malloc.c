@@ -7,6 +7,7 @@
 static atomic_flag lock = ATOMIC_FLAG_INIT;
 static atomic_int holder;
 #ifdef FIRST
+/* See own_malloc_first.c. */
 static char first[2 * MIB] __attribute__((aligned(16)));
 static char *at = first, *end = first + sizeof first;
 #else
@@ -136,8 +137,9 @@ static void own_handlers(void) {
     }
 }
 
-/* Once a child was not to have some memory, it is managed no more: all that is anonymous, also zfolio's own tables of
- * blocks, which are the same to it. */
+/* Has zfolio manage nothing of what the process has now: memory that a child of fork was once not to have
+ * (MADV_WIPEONFORK) is not managed again. All anonymous mappings are treated so, also those in which zfolio's malloc,
+ * which this program does not use, has its tables. */
 static void manage_nothing(void) {
     static char text[1 << 20];
     int file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -150,7 +152,7 @@ static void manage_nothing(void) {
         if (sscanf(line, "%lx-%lx rw-p 00000000 00:00", &from, &to) != 2 || !strstr(line, " 00:00 0") ||
             strchr(line, '['))
             continue;
-        /* Others of zfolio's may be gone by now. */
+        /* zfolio may have unmapped a mapping of its own by now, so these calls may fail. */
         madvise((void *)from, to - from, MADV_WIPEONFORK);
         madvise((void *)from, to - from, MADV_KEEPONFORK);
     }

@@ -38,20 +38,26 @@ fn read_file(path: &Path) -> Option<Box<Ledger>> {
     ledger.is_whole().then_some(ledger)
 }
 
-/// Whether there is still a `zfolio run` that acts on what is written into this ledger. One in another PID namespace is
-/// not seen from here, and counts as there.
+/// Whether a process is seen from here to run.
+fn is_running(owner: Owner) -> bool {
+    stats_file::start_ticks(owner.pid) == Some(owner.start_ticks)
+}
+
+/// Whether a `zfolio run` may still run: one in another PID namespace is not seen from here.
+fn may_run(owner: Owner) -> bool {
+    process::is_other_namespace(owner.namespace) || is_running(owner)
+}
+
+/// Whether there may still be a `zfolio run` that acts on what is written into this ledger.
 pub(crate) fn is_followed(ledger: &Ledger) -> bool {
     let run = ledger.run();
-    let is_it = |owner: Owner| {
-        process::is_other_namespace(owner.namespace)
-            || stats_file::start_ticks(run) == Some(owner.start_ticks)
-    };
-    let owners = ledger.seats().map(|(_, seat)| seat.owner()).filter(|owner| owner.pid == run);
-    // The run has a slot, from a moment after it has made the ledger.
-    owners
-        .map(is_it)
-        .reduce(|one, other| one || other)
-        .unwrap_or_else(|| stats_file::start_ticks(run).is_some())
+    let owners = ledger.seats().map(|(_, seat)| seat.owner());
+    let mut of_run = owners.filter(|owner| owner.pid == run).peekable();
+    if of_run.peek().is_none() {
+        // The run gets its slot a moment after it has made the ledger.
+        return stats_file::start_ticks(run).is_some();
+    }
+    of_run.any(may_run)
 }
 
 /// Asks the `zfolio run` of that ledger for another limit.
@@ -79,10 +85,8 @@ pub(crate) fn sweep(path: &Path) {
     let is_used = read_file(path).is_some_and(|ledger| {
         ledger.seats().any(|(_, seat)| {
             let owner = seat.owner();
-            // The run itself has a slot. From another PID namespace it is not seen.
-            let is_elsewhere =
-                Some(owner.pid) == run && process::is_other_namespace(owner.namespace);
-            is_elsewhere || stats_file::start_ticks(owner.pid) == Some(owner.start_ticks)
+            // The run itself has a slot.
+            if Some(owner.pid) == run { may_run(owner) } else { is_running(owner) }
         })
     });
     if !is_used {

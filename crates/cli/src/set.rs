@@ -39,7 +39,7 @@ pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
     let shared = shared_limit_of(pid);
     let is_own = |setting: &Setting| shared.is_none() || !is_of_run(*setting);
     let own: Vec<Setting> = settings.iter().copied().filter(is_own).collect();
-    // Nothing is asked for if a part of it is refused, so all that can be refused here is seen to first.
+    // Nothing is asked for if a part of it is refused, so all that can be refused here is checked first.
     if let Some(Shared { run, has_ended: true, .. }) = shared {
         if settings.iter().any(|setting| matches!(setting, Setting::Limit(_))) {
             return Err(is_over("limit", run.into()));

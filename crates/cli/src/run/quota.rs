@@ -427,13 +427,19 @@ mod tests {
         assert!(changes < 40, "{changes} changes from {before:?} to {:?}", world.shares());
     }
 
-    #[test]
-    fn a_process_that_cannot_come_down_is_left_alone() {
+    /// Two processes after 400 looks, between each two of which the first comes down by so many bytes; the other gives
+    /// what is lacking.
+    fn where_one_comes_down_by(bytes: u64) -> World {
         let mut world = World::new(&[120 * MIB, 136 * MIB], &[120 * MIB, 136 * MIB]);
-        world.falls[0] = 0;
+        world.falls[0] = bytes;
         (0..400).for_each(|_| world.look());
         assert!(world.free() >= signed(8 * MIB), "the other gives: {:?}", world.shares());
-        assert_eq!(world.shares()[0], 120);
+        world
+    }
+
+    #[test]
+    fn a_process_that_cannot_come_down_is_left_alone() {
+        assert_eq!(where_one_comes_down_by(0).shares()[0], 120);
     }
 
     /// A regression: a process that took more than two seconds to come down lost its target, did nothing for two
@@ -454,10 +460,7 @@ mod tests {
     /// Goal: who gives next to nothing is one that cannot come down, so the others are asked.
     #[test]
     fn a_process_that_hardly_comes_down_is_left_alone_too() {
-        let mut world = World::new(&[120 * MIB, 136 * MIB], &[120 * MIB, 136 * MIB]);
-        world.falls[0] = 256;
-        (0..400).for_each(|_| world.look());
-        assert!(world.free() >= signed(8 * MIB), "the other gives: {:?}", world.shares());
+        let world = where_one_comes_down_by(256);
         assert!(world.views[0].share > 119 * MIB, "{:?}", world.shares());
     }
 
